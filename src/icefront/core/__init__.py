@@ -1,0 +1,1 @@
+"""The protocol, pure: no I/O, no clock, no Spark."""

@@ -1,0 +1,1 @@
+"""Bytes in, Arrow changes out: one module per wire format."""

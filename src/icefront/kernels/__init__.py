@@ -1,0 +1,1 @@
+"""Arrow in, Arrow out, no Spark: netting, Parquet files with their metrics."""

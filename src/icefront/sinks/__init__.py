@@ -1,0 +1,1 @@
+"""Where changes go: one module per kind of target."""

@@ -1,0 +1,1 @@
+"""Where changes come from: one module per kind of source."""

@@ -1,0 +1,1 @@
+"""Spark: the session, its jars, the job that writes an epoch."""

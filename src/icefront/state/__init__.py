@@ -1,0 +1,1 @@
+"""Notes that must survive a crash; losing them loses no data."""

@@ -1,0 +1,1 @@
+"""Every port in memory, with failure switches, and the simulator; ships with the package."""
