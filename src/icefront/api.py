@@ -1,0 +1,86 @@
+"""What `import icefront` offers: `Pipeline` and `apply_changes`. Importing it starts nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from icefront.apply import Applied, apply_changes
+from icefront.core.errors import ConfigError
+from icefront.core.marks import START
+from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions
+from icefront.settings import PipelineSettings, Target, load_pipeline, reveal
+from icefront.sources.changefeed import Changefeed
+from icefront.state.store import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "apply_changes"]
+
+
+class Pipeline:
+    """One source, one or more targets, as a pipeline file or the same settings built in Python say."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Pipeline:
+        """Read a pipeline file and the project file beside it."""
+        return cls(load_pipeline(Path(path)))
+
+    def source(self) -> Changefeed:
+        """Make the source. Nothing is read yet."""
+        feed = self.settings.source.changefeed
+        assert feed is not None
+        declared = self.settings.tables or {}
+        keys = {table: own.keys for table, own in declared.items() if own.keys}
+        if feed.table and self.settings.keys:
+            keys[feed.table] = self.settings.keys
+        return Changefeed(feed.path, storage=reveal(feed.storage), keys=keys, name=feed.id, envelope=feed.envelope)
+
+    def targets(self, source: Changefeed | None = None) -> Sequence[Target]:
+        """Say which of the source's tables goes where, as of now."""
+        return self.settings.targets_for((source or self.source()).tables(START))
+
+    def session(self) -> SparkSession:
+        """Start the Spark session that the project file describes."""
+        from icefront.spark.session import start  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        project = self.settings.project
+        log = project.state.parent / "spark.log"
+        return start(f"icefront {self.settings.pipeline}", project.spark.master, project.spark_conf(), log=log)
+
+    def run(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        until: Literal["caught-up"] | None = None,
+        seconds: float | None = None,
+        adopt: bool = False,
+        on_epoch: Callable[[EpochPublished], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Result:
+        """Run until told to stop: by `until`, by `seconds`, or by setting the event `stop`, which drains."""
+        if until not in {None, "caught-up"}:
+            raise ConfigError(f'until is "{until}"', 'the only condition is "caught-up"')
+        from icefront.assembly import Routes  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        feed = self.settings.source.changefeed
+        assert feed is not None
+        source = self.source()
+        with StateStore(self.settings.project.state) as notes:
+            return Run(
+                self.settings.pipeline,
+                source,
+                Routes(spark or self.session(), self.settings, source),
+                notes,
+                self.settings.minting,
+                options=RunOptions(until_caught_up=until is not None, seconds=seconds, adopt=adopt, poll=feed.poll.seconds),
+                tell=on_epoch or (lambda _: None),
+                stop=stop,
+            )()

@@ -1,0 +1,436 @@
+"""The loop that knows the order; nothing else does.
+
+    observe ─▶ mint ─▶ splits ─▶ write (workers) ─▶ stage ─▶ publish ─▶ note ─▶ release
+       S0                             S1              S2        S3        S4       S5
+
+A pipeline has one source and one lane per target. Epochs are minted once for all lanes; each lane
+has its own mark. Lanes write an epoch while earlier ones are being published, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import structlog
+from pyiceberg.schema import Schema
+
+from icefront.core.epochs import Epoch, Minting, epoch_id, mint
+from icefront.core.errors import FencedOut, IcefrontError, SchemaRefused
+from icefront.core.files import ClosedFile, FileKind, Staged
+from icefront.core.marks import START, Identity, Mark, Position
+from icefront.core.ports import Report, Sink, Source, Split, Wish
+from icefront.core.protocol import FencedOff, Outcome, Publication, Published, check_resume, recoverable, release_point
+from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.proof.failpoints import failpoint
+
+log = structlog.get_logger(__name__)
+
+SCHEMA_ROUNDS = 8
+WRITERS = 4
+
+
+# ── what the loop tells and what it needs ──────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class EpochPublished:
+    """One epoch became visible in one target. Timings are seconds by phase."""
+
+    target: str
+    epoch: Epoch
+    snapshot: int
+    counts: Mapping[str, int]
+    files: int
+    bytes: int
+    timings: Mapping[str, float]
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run did. `frontier` is the least over all targets."""
+
+    epochs: int
+    frontier: Timestamp
+    frontiers: Mapping[str, Timestamp]
+    published: tuple[EpochPublished, ...]
+
+
+class Notes(Protocol):
+    """Durable notes of staged epochs; losing them loses no data."""
+
+    def stage(self, staged: Staged) -> None: ...
+    def staged(self, pipeline: str, target: str) -> Sequence[Staged]: ...
+    def published(self, staged: Staged, snapshot: int, timings: Mapping[str, float]) -> None: ...
+    def drop(self, pipeline: str, target: str, epoch_ids: Sequence[str]) -> None: ...
+
+
+class EpochJob(Protocol):
+    """What a lane asks of Spark: read splits, write files."""
+
+    def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]: ...
+    def write(
+        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool
+    ) -> tuple[Sequence[ClosedFile], Sequence[Report]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One table of the source on its way to one target."""
+
+    table: str
+    sink: Sink
+    job: EpochJob
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How long to run, and what to take over."""
+
+    until_caught_up: bool = False
+    seconds: float | None = None
+    adopt: bool = False
+    poll: float = 1.0
+
+
+# ── one target ─────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    staged: Staged
+    future: Future[Outcome]
+    timings: dict[str, float]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One target's way through its epochs.
+
+    `mark` is what is published, `tip` what will be once everything in flight is. `examined` may be
+    ahead of the tip: the stretch between held no changes and is published with the next epoch.
+    """
+
+    pipeline: str
+    route: Route
+    source: Source
+    notes: Notes
+    minting: Minting
+    tell: Callable[[EpochPublished], None]
+    run: str = ""
+    adopt: bool = False
+    schema: Schema | None = None
+    mark: Mark | None = None
+    tip: Mark | None = None
+    examined: Timestamp = ORIGIN
+    fresh: bool = False
+    in_flight: deque[_InFlight] = field(default_factory=deque)
+    error: IcefrontError | None = None
+    publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"))
+
+    @property
+    def position(self) -> Position:
+        return self.tip.position if self.tip else START
+
+    def open(self, identity: Identity) -> None:
+        """Load the target, check that it may be resumed, claim it, and publish what was staged."""
+        self.schema = self.route.sink.open()
+        if self.schema is None:
+            return
+        if (mark := self.route.sink.recall()) is not None:
+            # Before the claim: a run that cannot go on disturbs nobody.
+            check_resume(mark, identity, self.source.observe(mark.position, [self.route.table]).earliest)
+        self._claim(identity)
+
+    def _claim(self, identity: Identity) -> None:
+        sink = self.route.sink
+        self.mark = self.tip = sink.claim(self.run, identity, adopt=self.adopt)
+        self.examined = self.mark.frontier
+        self.fresh = self.mark.frontier == ORIGIN and sink.is_empty()
+        self._recover()
+
+    def _recover(self) -> None:
+        """Publish the staged epochs that continue the mark; drop the rest."""
+        assert self.tip is not None
+        sink = self.route.sink
+        noted = self.notes.staged(self.pipeline, sink.target)
+        kept = []
+        for staged in recoverable(self.tip, noted, sink.settings()):
+            if not sink.present(staged):
+                log.warning("staged files are gone; writing the epoch again", target=sink.target, epoch=str(staged.epoch))
+                break
+            kept.append(staged)
+        dropped = [str(s.epoch_id) for s in noted if s not in kept]
+        self.notes.drop(self.pipeline, sink.target, dropped)
+        for staged in kept:
+            self.enqueue(staged, {"recovered": 1.0})
+            self.collect(block=True)
+
+    # ── S1: write ──────────────────────────────────────────────────────────────────────────
+    def write(self, upper: Timestamp, identity: Identity) -> tuple[Staged, dict[str, float]] | None:
+        """Write the files of the stretch from the tip to `upper`; None when nothing is to be published."""
+        if upper <= self.examined:
+            return None
+        begun = time.perf_counter()
+        epoch = Epoch(self.tip.frontier if self.tip else ORIGIN, upper)
+        splits = self.source.splits(self.route.table, epoch, self.position)
+        if self.tip is None:
+            if not splits:
+                self.examined = upper
+                return None
+            self.schema = self.route.sink.prepare(self.route.job.infer(epoch, splits))
+            self._claim(identity)
+            if self.tip is None or self.tip.frontier != epoch.lower:
+                return self.write(upper, identity)
+        files, reports = self._write_files(epoch, splits)
+        position = self.source.reached(epoch, self.position, reports)
+        failpoint("write.after")
+        self.examined = upper
+        if not files and not self._due(epoch):
+            return None
+        staged = Staged(
+            pipeline=self.pipeline,
+            target=self.route.sink.target,
+            epoch=epoch,
+            epoch_id=epoch_id(self.pipeline, self.route.sink.target, epoch),
+            position=position,
+            files=tuple(files),
+            schema_id=self.route.sink.schema_id(),
+            settings=self.route.sink.settings(),
+            fresh=self.fresh,
+            counts=_counts(reports, files),
+        )
+        return staged, {"write": time.perf_counter() - begun}
+
+    def _write_files(self, epoch: Epoch, splits: Sequence[Split]) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
+        """Write, and while reading asks for another schema, evolve and write again.
+
+        The files of an abandoned round were never staged: nobody knows them, upkeep removes them.
+        """
+        for _ in range(SCHEMA_ROUNDS):
+            assert self.schema is not None
+            files, reports = self.route.job.write(epoch, self.schema, splits, fresh=self.fresh)
+            wishes = [wish for report in reports for wish in report.wishes]
+            if not wishes:
+                return files, reports
+            self.schema = self.route.sink.prepare(wishes)
+        raise SchemaRefused(
+            f"after {SCHEMA_ROUNDS} rounds reading still asks for {', '.join(f'{w.column} {w.type}' for w in wishes)}",
+            "declare these columns in the pipeline file",
+        )
+
+    def _due(self, epoch: Epoch) -> bool:
+        """Say whether an epoch without changes is published all the same."""
+        return self.minting.every is None or epoch.upper.wall - epoch.lower.wall >= self.minting.heartbeat
+
+    # ── S2 to S4: stage, publish, note ─────────────────────────────────────────────────────
+    def stage(self, staged: Staged, timings: dict[str, float]) -> None:
+        begun = time.perf_counter()
+        failpoint("stage.before")
+        self.notes.stage(staged)
+        failpoint("stage.after")
+        timings["stage"] = time.perf_counter() - begun
+        self.enqueue(staged, timings)
+
+    def enqueue(self, staged: Staged, timings: dict[str, float]) -> None:
+        assert self.tip is not None
+        onto = self.tip
+        self.tip = Publication(staged, onto).mark()
+        self.fresh = False
+        self.in_flight.append(_InFlight(staged, self.publisher.submit(self._publish, staged, onto, timings), timings))
+
+    def _publish(self, staged: Staged, onto: Mark, timings: dict[str, float]) -> Outcome:
+        if self.mark is not None and self.error is not None:
+            raise self.error
+        begun = time.perf_counter()
+        try:
+            return self.route.sink.publish(staged, onto)
+        except IcefrontError as error:
+            self.error = error
+            raise
+        finally:
+            timings["publish"] = time.perf_counter() - begun
+
+    def collect(self, *, block: bool) -> None:
+        """Take note of epochs that were published; raises what stopped one."""
+        while self.in_flight and (block or self.in_flight[0].future.done()):
+            flight = self.in_flight.popleft()
+            match flight.future.result():
+                case Published(snapshot=snapshot, mark=mark):
+                    failpoint("note.before")
+                    self.mark = mark
+                    self.notes.published(flight.staged, snapshot, flight.timings)
+                    failpoint("note.after")
+                    self.tell(_told(flight, snapshot))
+                case FencedOff(owner=owner):
+                    raise FencedOut(
+                        f"{self.route.sink.target} is owned by writer {owner}; this run is {self.mark.writer if self.mark else '?'}",
+                        "another run of this pipeline took over: let it work, and do not restart this one automatically",
+                    )
+                case never:
+                    assert_never(never)
+
+
+def _told(flight: _InFlight, snapshot: int) -> EpochPublished:
+    staged = flight.staged
+    timings = {k: v for k, v in flight.timings.items() if k != "recovered"}
+    size = sum(f.size for f in staged.files)
+    recovered = "recovered" in flight.timings
+    return EpochPublished(
+        staged.target, staged.epoch, snapshot, staged.counts, len(staged.files), size, timings, recovered
+    )
+
+
+def _counts(reports: Sequence[Report], files: Sequence[ClosedFile]) -> dict[str, int]:
+    """Add up what was read, and what came of it: every changed key is deleted, every upsert written."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report.counts)
+    written = {kind: sum(f.records for f in files if f.kind is kind) for kind in FileKind}
+    upserts = written[FileKind.DATA]
+    return dict(total) | {"upserts": upserts, "deletes": max(0, written[FileKind.EQUALITY_DELETES] - upserts)}
+
+
+# ── all targets ────────────────────────────────────────────────────────────────────────────
+class Run:
+    """One run of a pipeline: claims its targets, then goes on until it is told to stop.
+
+    `discover` names the routes there are now: tables may appear in the source while it runs.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        source: Source,
+        discover: Callable[[], Sequence[Route]],
+        notes: Notes,
+        minting: Minting,
+        *,
+        options: RunOptions,
+        tell: Callable[[EpochPublished], None] = lambda _: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self._source = source
+        self._minting = minting
+        self._options = options
+        self._stop = stop or threading.Event()
+        self._published: list[EpochPublished] = []
+        self._released: Position | None = None
+
+        def remember(event: EpochPublished) -> None:
+            self._published.append(event)
+            tell(event)
+
+        self._discover = discover
+        self._lane = lambda route: Lane(pipeline, route, source, notes, minting, remember, run=self.id, adopt=options.adopt)
+        self._lanes: list[Lane] = []
+
+    def __call__(self) -> Result:
+        with ThreadPoolExecutor(WRITERS, "write") as writers:
+            try:
+                self._loop(writers)
+            finally:
+                for lane in self._lanes:
+                    lane.publisher.shutdown(cancel_futures=True)
+        errors = [lane.error for lane in self._lanes if lane.error]
+        if errors:
+            raise errors[0]
+        frontiers = {lane.route.sink.target: lane.mark.frontier if lane.mark else ORIGIN for lane in self._lanes}
+        return Result(len(self._published), min(frontiers.values(), default=ORIGIN), frontiers, tuple(self._published))
+
+    def _loop(self, writers: ThreadPoolExecutor) -> None:
+        identity = self._source.identity()
+        deadline = time.monotonic() + self._options.seconds if self._options.seconds else None
+        self._open_new(identity)
+        flush = True  # the first epoch after a start catches up with all there is
+        while (live := self._live()) or not self._lanes:
+            epochs = self._mint(live, flush=flush or self._options.until_caught_up) if live else ()
+            flush = flush and not live
+            for epoch in epochs:
+                self._advance(writers, epoch, identity)
+                if self._stop.is_set():
+                    break
+            self._collect(block=not epochs)
+            if self._stop.is_set() or (deadline is not None and time.monotonic() >= deadline):
+                break
+            if not epochs:
+                opened = self._open_new(identity)
+                if self._options.until_caught_up and not opened:
+                    break
+                if not opened:
+                    self._stop.wait(self._options.poll)
+        self._collect(block=True)
+
+    def _open_new(self, identity: Identity) -> bool:
+        """Open lanes for routes that were not there before; say whether there were any."""
+        known = {lane.route.sink.target for lane in self._lanes}
+        new = [self._lane(route) for route in self._discover() if route.sink.target not in known]
+        self._lanes += new
+        for lane in new:
+            with self._guarded(lane):
+                lane.open(identity)
+        return bool(new)
+
+    def _live(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane.error is None]
+
+    def _mint(self, live: Sequence[Lane], *, flush: bool) -> Sequence[Epoch]:
+        """Observe the source from where the slowest target is, and mint what may be written now."""
+        least = min(live, key=lambda lane: lane.examined)
+        observation = self._source.observe(least.position, sorted({lane.route.table for lane in live}))
+        failpoint("observe.after")
+        # A target at the origin takes the source from wherever it begins.
+        earliest = ORIGIN if least.examined == ORIGIN else observation.earliest
+        in_flight = max(len(lane.in_flight) for lane in live)
+        return mint(self._minting, least.examined, earliest, observation.cuts, open_epochs=in_flight, flush=flush)
+
+    def _advance(self, writers: ThreadPoolExecutor, epoch: Epoch, identity: Identity) -> None:
+        """Let every lane write up to the epoch's end, then stage and hand over to publishing."""
+        writing = [(lane, writers.submit(lane.write, epoch.upper, identity)) for lane in self._live()]
+        wait([future for _, future in writing])
+        for lane, future in writing:
+            with self._guarded(lane):
+                if (written := future.result()) is not None:
+                    lane.stage(*written)
+        self._collect(block=False)
+        while any(len(lane.in_flight) >= self._minting.in_flight for lane in self._live()):
+            self._collect_one()
+
+    def _collect(self, *, block: bool) -> None:
+        for lane in self._live():
+            with self._guarded(lane):
+                lane.collect(block=block)
+        self._release()
+
+    def _collect_one(self) -> None:
+        """Wait until something in flight is published."""
+        oldest = [lane.in_flight[0].future for lane in self._live() if lane.in_flight]
+        if oldest:
+            wait(oldest, return_when="FIRST_COMPLETED")
+        self._collect(block=False)
+
+    def _release(self) -> None:
+        """Tell the source what every target is past; a failed target holds it back."""
+        marks = [lane.mark for lane in self._lanes if lane.mark is not None]
+        if not marks or len(marks) < len(self._lanes):
+            return
+        position = release_point(marks).position
+        if position != self._released:
+            failpoint("release.before")
+            self._source.release(position)
+            self._released = position
+            failpoint("release.after")
+
+    @contextmanager
+    def _guarded(self, lane: Lane) -> Iterator[None]:
+        """A target that fails stays where it is; the others go on."""
+        try:
+            yield
+        except IcefrontError as error:
+            lane.error = error
+            log.error("target stopped", target=lane.route.sink.target, error=error.fact)

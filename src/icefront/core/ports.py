@@ -133,6 +133,10 @@ class Sink(Protocol):
     @property
     def target(self) -> str: ...
 
+    def open(self) -> Schema | None:
+        """Load the target and return its schema; None when it waits for the first epoch's columns."""
+        ...
+
     def recall(self) -> Mark | None:
         """Read what the target remembers; disturbs nobody."""
         ...
@@ -145,7 +149,13 @@ class Sink(Protocol):
         """Create or evolve the target; return the schema that changes are to have."""
         ...
 
+    def is_empty(self) -> bool:
+        """Say whether nothing was ever written: only then may the first epoch omit deletes."""
+        ...
+
     def writer(self, epoch: Epoch, *, fresh: bool) -> EpochWriter: ...
+
+    def schema_id(self) -> int: ...
 
     def settings(self) -> str:
         """Fingerprint everything that written files depend on."""

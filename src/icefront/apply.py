@@ -1,0 +1,141 @@
+"""`apply_changes`: any Spark DataFrame of changes into an Iceberg table, exactly once.
+
+Made for `foreachBatch`, which repeats a batch after a failure: the batch id is the timeline, so a
+batch at or below the last one is already in the table and does nothing. Ids may have gaps.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from icefront.core.epochs import Epoch, epoch_id
+from icefront.core.errors import ConfigError, FencedOut
+from icefront.core.files import Staged
+from icefront.core.marks import Identity, Mark, Position
+from icefront.core.ports import Wish
+from icefront.core.protocol import FencedOff, Published, check_resume
+from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.iceberg.types import print_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from icefront.sinks.iceberg import IcebergSink
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a batch. `snapshot` is None when the batch was in the table already."""
+
+    batch: int
+    snapshot: int | None
+    upserts: int = 0
+    deletes: int = 0
+
+
+_claims: dict[tuple[str, str, str], Mark] = {}
+"""Claims held by this process, by Spark application, table and query: a claim per batch would be a snapshot per batch."""
+
+
+def apply_changes(
+    df: DataFrame,
+    table: str,
+    *,
+    keys: Sequence[str],
+    query: str,
+    batch: int,
+    sequence_by: str | None = None,
+    op: str | None = None,
+    adopt: bool = False,
+    properties: dict[str, str] | None = None,
+) -> Applied:
+    """Upsert and delete the rows of `df` in `table`, once per (query, batch).
+
+    `op` names a column with -1/1, c/r/u/d or insert/update/delete; without it every row is an upsert.
+    `sequence_by` names the column that orders changes of one key within the batch. The table is created
+    from the DataFrame's schema when it does not exist, and takes on new columns when they come.
+    """
+    if batch < 0:
+        raise ConfigError(f"batch is {batch}", "pass foreachBatch's batch id, which begins at 0")
+    from icefront.sinks.iceberg import IcebergSink, IcebergTarget  # noqa: PLC0415 — Spark is an extra, and slow to import
+    from icefront.spark.frames import FrameWork, write_frame  # noqa: PLC0415
+
+    spark = df.sparkSession
+    wanted = IcebergTarget(pipeline=query, table=table, keys=tuple(keys), properties=properties or {})
+    sink = IcebergSink(spark, wanted)
+    schema = sink.open()
+    wishes = _wishes(df, {op}, schema)
+    if schema is None or wishes:
+        schema = sink.prepare(wishes)
+    mark = _hold(sink, spark.sparkContext.applicationId, table, query, adopt=adopt)
+    upper = Timestamp(batch + 1)
+    if upper <= mark.frontier:
+        return Applied(batch, None)
+    epoch = Epoch(mark.frontier, upper)
+    fresh = mark.frontier == ORIGIN and sink.is_empty()
+    arrow = schema_to_pyarrow(schema, include_field_ids=True)
+    work = FrameWork(sink.writer(epoch, fresh=fresh), arrow.serialize().to_pybytes(), tuple(keys), sequence_by, op)
+    files, counts = write_frame(df, work)
+    staged = Staged(
+        pipeline=query,
+        target=table,
+        epoch=epoch,
+        epoch_id=epoch_id(query, table, epoch),
+        position=Position.of({"batch": batch}),
+        files=files,
+        schema_id=sink.schema_id(),
+        settings=sink.settings(),
+        fresh=fresh,
+        counts=counts,
+    )
+    match sink.publish(staged, mark):
+        case Published(snapshot=snapshot, mark=after):
+            _claims[spark.sparkContext.applicationId, table, query] = after
+            return Applied(batch, snapshot, counts["upserts"], counts["deletes"])
+        case FencedOff(owner=owner):
+            raise _fenced(table, query, mark, owner)
+
+
+def _hold(sink: IcebergSink, application: str, table: str, query: str, *, adopt: bool) -> Mark:
+    """Return the mark to go on from: claim the table once, then notice when somebody else does."""
+    source = Identity.of({"query": query})
+    known = _claims.get((application, table, query))
+    recalled = sink.recall()
+    if recalled is not None:
+        check_resume(recalled, source, ORIGIN)
+    if known is None or recalled is None:
+        mark = sink.claim(uuid.uuid4().hex, source, adopt=adopt)
+        _claims[application, table, query] = mark
+        return mark
+    if recalled.writer != known.writer:
+        raise _fenced(table, query, known, recalled.writer)
+    return recalled
+
+
+def _fenced(table: str, query: str, mark: Mark, owner: object) -> FencedOut:
+    return FencedOut(
+        f"{table} is owned by writer {owner} for query {query}; this process is {mark.writer}",
+        "another application took this query over: stop one of the two",
+    )
+
+
+def _wishes(df: DataFrame, without: set[str | None], schema: Schema | None) -> list[Wish]:
+    """Name the DataFrame's columns that the table does not have, with their Iceberg types."""
+    known = set(schema.column_names) if schema else set()
+    return [
+        Wish(field.name, print_type(field.field_type), "the DataFrame")
+        for field in _iceberg_schema(df).fields
+        if field.name not in known and field.name not in without
+    ]
+
+
+def _iceberg_schema(df: DataFrame) -> Schema:
+    jvm: Any = df.sparkSession._jvm  # noqa: SLF001
+    java = jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(df._jdf.schema())  # noqa: SLF001
+    return Schema.model_validate_json(jvm.org.apache.iceberg.SchemaParser.toJson(java))

@@ -1,0 +1,116 @@
+"""From settings to parts: which source table goes through which job into which sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+
+from icefront.core.epochs import Epoch
+from icefront.core.errors import ConfigError
+from icefront.core.files import ClosedFile
+from icefront.core.marks import START
+from icefront.core.ports import Report, Split, Wish
+from icefront.iceberg import evolution
+from icefront.iceberg.partitions import PartitionField
+from icefront.iceberg.types import print_type
+from icefront.pipeline import Route
+from icefront.settings import PipelineSettings, Target
+from icefront.sinks.iceberg import IcebergSink, IcebergTarget
+from icefront.sources.changefeed import Changefeed
+from icefront.spark.job import Work, infer_columns, write_epoch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMESTAMP_ORDER = "updated"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJob:
+    """`pipeline.EpochJob` over a Spark session, for one table of a source and one sink."""
+
+    spark: SparkSession
+    source: Changefeed
+    sink: IcebergSink
+    wanted: IcebergTarget
+    table: str
+    sequence_by: str | None
+
+    def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
+        reports = infer_columns(self.spark, self.source.reader(self.table), epoch, splits)
+        return evolution.unite([wish for report in reports for wish in report.wishes])
+
+    def write(
+        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool
+    ) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
+        work = Work(
+            reader=self.source.reader(self.table),
+            writer=self.sink.writer(epoch, fresh=fresh),
+            epoch=epoch,
+            schema=schema,
+            keys=self.wanted.keys,
+            sequence_by=self.sequence_by,
+            upsert=self.wanted.mode == "upsert",
+        )
+        written = write_epoch(self.spark, work, splits)
+        return written.files, written.reports
+
+
+class Routes:
+    """Names the routes there are now: a table may appear in the source while the pipeline runs."""
+
+    def __init__(self, spark: SparkSession, settings: PipelineSettings, source: Changefeed) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._source = source
+        self._known: dict[str, Route] = {}
+
+    def __call__(self) -> Sequence[Route]:
+        for target in self._settings.targets_for(self._source.tables(START)):
+            if target.name not in self._known:
+                self._known[target.name] = self._route(target)
+        return list(self._known.values())
+
+    def _route(self, target: Target) -> Route:
+        wanted = self._wanted(target)
+        sink = IcebergSink(self._spark, wanted)
+        sequence_by = None if target.sequence_by == TIMESTAMP_ORDER else target.sequence_by
+        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, sequence_by)
+        return Route(target.source_table, sink, job)
+
+    def _wanted(self, target: Target) -> IcebergTarget:
+        settings = self._settings
+        mode = target.mode_with(keys := self._keys(target))
+        if mode == "upsert" and not keys:
+            raise ConfigError(
+                f"the key columns of {target.source_table} are not known: the feed carries key values without names",
+                "name them: `keys: [id]`; or write `mode: append`",
+            )
+        catalog = settings.project.catalogs[target.sink.catalog]
+        declared = "partition_by" in target.sink.model_fields_set
+        fields = tuple(PartitionField(f.transform, f.column, f.argument) for f in target.sink.partition_by)
+        policy = target.schema_policy
+        return IcebergTarget(
+            pipeline=settings.pipeline,
+            table=target.name,
+            keys=tuple(keys) if mode == "upsert" else (),
+            columns=tuple((name, print_type(kind)) for name, kind in target.columns.items()),
+            mode=mode,
+            format_version=target.sink.format_version,
+            partition_by=fields if declared else None,
+            deletes=target.sink.deletes,
+            shared=target.sink.shared,
+            properties=dict(target.sink.properties),
+            write_properties={"write.target-file-size-bytes": str(settings.write.target_file_size.bytes)},
+            io_properties=catalog.pyiceberg_properties(target.sink.catalog),
+            policy=evolution.Policy(policy.add_column, policy.widen_type, policy.rename_column, dict(policy.renames)),
+            retries=settings.commit.retries,
+        )
+
+    def _keys(self, target: Target) -> Sequence[str]:
+        if target.keys is not None:
+            return target.keys
+        return self._source.keys(target.source_table) or ()

@@ -1,0 +1,105 @@
+"""Types for columns that nobody declared, from the JSON values seen.
+
+| JSON | type |
+|---|---|
+| integers | long |
+| numbers with a fraction or exponent, also among integers | double, if every one survives the way through a double |
+| true, false | boolean |
+| strings | string; dates are not guessed |
+| objects, arrays, and any mixture | string: the JSON text |
+
+Null says nothing: a column with nothing but nulls has no type yet and is left out until a value is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from icefront.core.ports import Wish
+from icefront.formats.columns import exact_as_double
+from icefront.formats.place import Place, shorten
+
+_EXACT_LIMIT = 2**53
+_FRACTION = frozenset(b".eE")
+
+
+class Sightings:
+    """Values of undeclared columns as they are met, line by line."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._types: dict[str, str] = {}
+        self._first: dict[str, int] = {}
+        self._not_long: dict[str, tuple[int, bytes]] = {}
+        self._not_double: dict[str, tuple[int, bytes]] = {}
+
+    def see(self, column: str, json: bytes, index: int) -> None:
+        seen = self._classify(column, json, index)
+        if seen is None:
+            return
+        known = self._types.get(column)
+        if known is None:
+            self._types[column] = seen
+            self._first[column] = index
+        elif known != seen:
+            self._types[column] = join(known, seen)
+
+    def _classify(self, column: str, json: bytes, index: int) -> str | None:
+        match json[0]:
+            case 0x22 | 0x7B | 0x5B:  # " { [
+                return "string"
+            case 0x6E:  # n
+                return None
+            case 0x74 | 0x66:  # t f
+                return "boolean"
+        if _FRACTION.isdisjoint(json):
+            self._check_integer(column, json, index)
+            return "long"
+        if not _surely_exact(json) and column not in self._not_double and not exact_as_double(json.decode()):
+            self._not_double[column] = index, json
+        return "double"
+
+    def _check_integer(self, column: str, json: bytes, index: int) -> None:
+        number = int(json) if len(json) < 40 else 2**64
+        if not -(2**63) <= number < 2**63:
+            self._not_long.setdefault(column, (index, json))
+        if abs(number) > _EXACT_LIMIT and column not in self._not_double and not exact_as_double(json.decode()):
+            self._not_double[column] = index, json
+
+    def wishes(self) -> dict[str, Wish]:
+        """Return a type for each column that showed a value; raises BadRow where a number fits none."""
+        for column, kind in self._types.items():
+            troubles = {"long": self._not_long, "double": self._not_double}.get(kind, {})
+            if column in troubles:
+                index, json = troubles[column]
+                raise self._place.bad(
+                    index,
+                    f"column {column}: {shorten(json)} is not exact as {kind}, which its values suggest",
+                    f'declare the column: columns: {{{column}: "decimal(p,s)"}}, or string',
+                )
+        return {c: Wish(c, kind, self._place.at(self._first[c])) for c, kind in self._types.items()}
+
+
+def _surely_exact(json: bytes) -> bool:
+    """Fifteen digits and a point always survive a double; an exponent may not."""
+    return len(json) <= 16 and b"e" not in json and b"E" not in json
+
+
+def join(one: str, other: str) -> str:
+    """Return the type that holds the values of both."""
+    if one == other:
+        return one
+    return "double" if {one, other} == {"long", "double"} else "string"
+
+
+def merge(*inferences: Mapping[str, Wish]) -> dict[str, Wish]:
+    """Put inferences of several chunks together; the first sighting of a column is kept as its place.
+
+    A long of one chunk and a double of another make a double; should an integer then not survive, decoding it stops.
+    """
+    merged: dict[str, Wish] = {}
+    for inference in inferences:
+        for column, wish in inference.items():
+            known = merged.get(column, wish)
+            merged[column] = Wish(column, join(known.type, wish.type), known.where)
+    return merged

@@ -1,0 +1,169 @@
+"""Schema evolution: what reading wishes for, checked against the policy, as a plan of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType, NestedField
+
+from icefront.core.errors import ConfigError, SchemaRefused
+from icefront.core.ports import Wish
+from icefront.iceberg.types import parse_type
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may change by itself. `renames` maps a new column name to the one it had."""
+
+    add_column: str = "evolve"
+    widen_type: str = "evolve"
+    rename_column: str = "evolve"
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    column: str
+    type: IcebergType
+
+    def __str__(self) -> str:
+        return f"add {self.column} {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    column: str
+    type: IcebergType
+
+    def __str__(self) -> str:
+        return f"widen {self.column} to {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"rename {self.old} to {self.new}"
+
+
+Change = Add | Widen | Rename
+
+
+def plan(schema: Schema, wishes: Sequence[Wish], policy: Policy) -> list[Change]:
+    """Turn wishes into changes, or raise SchemaRefused naming the column, the place and the policy.
+
+    A wish that the schema already grants plans nothing: after a crash between schema commit and data
+    the same wishes come again.
+    """
+    changes: dict[str, Change] = {}
+    for wish in [*unite([w for w in wishes if not w.widens]), *(w for w in wishes if w.widens)]:
+        if wish.column in schema.column_names and wish.widens is None:
+            continue
+        change = _widen(schema, wish, policy) if wish.widens else _add(schema, wish, policy)
+        if change is not None:
+            changes[wish.column] = _wider(changes.get(wish.column), change)
+    return list(changes.values())
+
+
+def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
+    old = policy.renames.get(wish.column)
+    if old is not None and old in schema.column_names:
+        if policy.rename_column != "evolve":
+            raise _refused(wish, f"column {old} is now called {wish.column}", "schema.rename_column", policy.rename_column)
+        return Rename(old, wish.column)
+    if policy.add_column == "ignore":
+        return None
+    if policy.add_column != "evolve":
+        raise _refused(wish, f"the table has no column {wish.column} ({wish.type})", "schema.add_column", policy.add_column)
+    return Add(wish.column, parse_type(wish.type))
+
+
+def _widen(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
+    current, wanted = schema.find_type(wish.column), parse_type(wish.type)
+    if current == wanted or can_widen(wanted, current):
+        return None
+    if not can_widen(current, wanted):
+        raise _refused(wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.other", "stop")
+    if policy.widen_type != "evolve":
+        raise _refused(wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.widen_type", policy.widen_type)
+    return Widen(wish.column, wanted)
+
+
+def _refused(wish: Wish, fact: str, key: str, value: str) -> SchemaRefused:
+    return SchemaRefused(
+        f"{wish.where}: {fact}; {key} is {value}",
+        f"set {key}: evolve in the pipeline file, or change the table; nothing was written",
+    )
+
+
+def can_widen(narrow: IcebergType, wide: IcebergType) -> bool:
+    """Say whether Iceberg promotes `narrow` to `wide`."""
+    match narrow, wide:
+        case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
+            return True
+        case DecimalType(), DecimalType():
+            return narrow.scale == wide.scale and narrow.precision < wide.precision
+    return False
+
+
+def _wider(known: Change | None, change: Change) -> Change:
+    """Unite two splits' wishes to widen one column."""
+    if isinstance(known, Widen) and isinstance(change, Widen) and can_widen(change.type, known.type):
+        return known
+    return change
+
+
+def unite(wishes: Sequence[Wish]) -> list[Wish]:
+    """Make one wish per column of what several splits inferred."""
+    united: dict[str, Wish] = {}
+    for wish in wishes:
+        known = united.setdefault(wish.column, wish)
+        if known.type != wish.type:
+            united[wish.column] = replace(known, type=_joined(known.type, wish.type))
+    return list(united.values())
+
+
+def _joined(one: str, other: str) -> str:
+    """Name the inferred type that holds both: JSON text holds anything."""
+    return "double" if {one, other} == {"long", "double"} else "string"
+
+
+def new_schema(columns: Mapping[str, str], keys: Sequence[str]) -> Schema:
+    """Make the schema of a new table. Key columns are required and are its identifier fields."""
+    missing = [key for key in keys if key not in columns]
+    if missing:
+        raise ConfigError(
+            f"key column {', '.join(missing)} is not among the columns {', '.join(columns) or '(none)'}", "correct `keys` or `columns`"
+        )
+    fields = [
+        NestedField(field_id=i, name=name, field_type=parse_type(text), required=name in keys)
+        for i, (name, text) in enumerate(columns.items(), 1)
+    ]
+    draft = assign_fresh_schema_ids(Schema(*fields))
+    ids = [draft.find_field(key).field_id for key in keys]
+    return Schema(*draft.fields, identifier_field_ids=ids)
+
+
+def union_schema(schema: Schema, changes: Sequence[Change]) -> Schema:
+    """Return the schema as it should be after the additions and widenings (renames come before)."""
+    renamed = {c.old: c.new for c in changes if isinstance(c, Rename)}
+    widened = {c.column: c.type for c in changes if isinstance(c, Widen)}
+    fields = [
+        NestedField(
+            field_id=f.field_id,
+            name=renamed.get(f.name, f.name),
+            field_type=widened.get(f.name, f.field_type),
+            required=f.required,
+            doc=f.doc,
+        )
+        for f in schema.fields
+    ]
+    for change in changes:
+        if isinstance(change, Add):
+            fields.append(NestedField(field_id=0, name=change.column, field_type=change.type, required=False))
+    # Only a draft, united by name: Iceberg assigns the real ids, nested ones too.
+    return assign_fresh_schema_ids(Schema(*fields))

@@ -1,0 +1,349 @@
+"""The Iceberg sink: one table, one mark, one fenced snapshot per epoch.
+
+    open ─▶ claim ─▶ (prepare ─▶ writer … workers … closed files) ─▶ publish
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+from pyiceberg.io import load_file_io
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
+
+from icefront.core.epochs import Epoch, epoch_id
+from icefront.core.errors import ConfigError, NotOurs, SchemaRefused, Stopped
+from icefront.core.files import Staged
+from icefront.core.marks import Identity, Mark, canonical
+from icefront.core.ports import EpochWriter, Wish
+from icefront.core.protocol import Answer, Claim, Head, Landed, NotLanded, Outcome, Publication, Request, Send, claiming, fence, publishing
+from icefront.iceberg import evolution, summary
+from icefront.iceberg.java import Gateway, JavaObject, JavaTable
+from icefront.iceberg.partitions import PartitionField
+from icefront.kernels.net import check_keys
+from icefront.kernels.parquet import IcebergEpochWriter, TableLayout
+from icefront.proof.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = structlog.get_logger(__name__)
+
+SHARED = "icefront.shared"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTarget:
+    """What a user asks of one target table."""
+
+    pipeline: str
+    table: str
+    keys: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...] = ()
+    mode: str = "upsert"
+    format_version: int = 3
+    partition_by: tuple[PartitionField, ...] | None = None
+    deletes: str = "global"
+    shared: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+    write_properties: Mapping[str, str] = field(default_factory=dict)
+    io_properties: Mapping[str, str] = field(default_factory=dict)
+    policy: evolution.Policy = field(default_factory=evolution.Policy)
+    retries: int = 5
+
+
+class IcebergSink:
+    """`core.ports.Sink` over one Iceberg table."""
+
+    def __init__(self, spark: SparkSession, wanted: IcebergTarget, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._gateway = Gateway(spark)
+        self._wanted = wanted
+        self._sleep = sleep
+        self._table: JavaTable | None = None
+
+    @property
+    def target(self) -> str:
+        return self._wanted.table
+
+    # ── opening ────────────────────────────────────────────────────────────────────────────
+    def open(self) -> Schema | None:
+        """Load the table and bring its layout in line; None when it cannot exist yet.
+
+        Without a table and without declared columns the first epoch's own columns decide.
+        """
+        self._table = self._gateway.load(self.target)
+        if self._table is None:
+            if not self._wanted.columns:
+                return None
+            return self.prepare(())
+        self._check_company()
+        self._align_partitioning()
+        return self._schema()
+
+    def prepare(self, wishes: Sequence[Wish]) -> Schema:
+        """Create the table, or evolve its schema by policy; return the schema that changes are to have."""
+        if self._table is None:
+            self._create(wishes)
+        else:
+            self._evolve(wishes)
+        return self._schema()
+
+    def _create(self, wishes: Sequence[Wish]) -> None:
+        wanted = self._wanted
+        declared = dict(wanted.columns)
+        columns = declared | {w.column: w.type for w in wishes if w.column not in declared}
+        schema = evolution.new_schema(columns, wanted.keys)
+        properties = {"format-version": str(wanted.format_version), **wanted.write_properties, **wanted.properties}
+        partition_by = wanted.partition_by or ()
+        self._table = self._gateway.create(
+            self.target, schema.model_dump_json(), properties, self._adder(partition_by) if partition_by else None
+        )
+        failpoint("table.after-create")
+        log.info("created table", table=self.target, columns=len(schema.fields))
+        self._align_partitioning()
+
+    def _evolve(self, wishes: Sequence[Wish]) -> None:
+        table = self._live()
+        table.refresh()
+        changes = evolution.plan(self._schema(), wishes, self._wanted.policy)
+        if not changes:
+            return
+        union = evolution.union_schema(self._schema(), changes)
+        renames = [c for c in changes if isinstance(c, evolution.Rename)]
+
+        def change(update: JavaObject) -> None:
+            for rename in renames:
+                update.renameColumn(rename.old, rename.new)
+            if len(renames) < len(changes):
+                update.unionByNameWith(self._gateway.schema_parser.fromJson(union.model_dump_json()))
+
+        failpoint("schema.before-commit")
+        table.evolve(change)
+        failpoint("schema.after-commit")
+        log.info("evolved schema", table=self.target, changes=[str(c) for c in changes])
+
+    def _align_partitioning(self) -> None:
+        """Give the table the declared partitioning, and an unpartitioned spec in its history."""
+        table = self._live()
+        current = self._spec()
+        wanted = self._wanted.partition_by
+        fields = tuple(wanted) if wanted is not None else self._current_fields()
+        change = wanted is not None and fields != self._current_fields()
+        if self._unpartitioned_spec() is not None and not change:
+            return
+        transaction = table.table.newTransaction()
+        if self._unpartitioned_spec() is None:
+            # Both in one transaction, or the table would be unpartitioned for a moment.
+            remover = transaction.updateSpec()
+            for partition_field in current.fields:
+                remover.removeField(partition_field.name)
+            remover.commit()
+        elif change:
+            remover = transaction.updateSpec()
+            for partition_field in current.fields:
+                remover.removeField(partition_field.name)
+            if current.fields:
+                remover.commit()
+        if fields:
+            adder = transaction.updateSpec()
+            self._adder(fields)(adder)
+            adder.commit()
+        transaction.commitTransaction()
+        table.refresh()
+        log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
+
+    def _adder(self, fields: Sequence[PartitionField]) -> Callable[[JavaObject], None]:
+        def add(update: JavaObject) -> None:
+            for partition_field in fields:
+                update.addField(partition_field.term(self._gateway.expressions))
+
+        return add
+
+    def _check_company(self) -> None:
+        """Refuse a table that another pipeline writes, unless both said that they share it."""
+        properties = self._live().properties()
+        prefix = summary.mark_property("")
+        others = sorted(k.removeprefix(prefix) for k in properties if k.startswith(prefix))
+        others = [name for name in others if name != self._wanted.pipeline]
+        if others and not (self._wanted.shared and properties.get(SHARED) == "true"):
+            raise NotOurs(
+                f"table {self.target} is written by pipeline {', '.join(others)}; this pipeline is {self._wanted.pipeline}",
+                "name another table; or, if their keys never meet, say `shared: true` in the sink of both",
+            )
+
+    # ── what the table is now ──────────────────────────────────────────────────────────────
+    def _live(self) -> JavaTable:
+        if self._table is None:
+            raise Stopped(f"table {self.target} does not exist", "run the pipeline first")
+        return self._table
+
+    def _schema(self) -> Schema:
+        schema = Schema.model_validate_json(self._live().schema_json())
+        missing = [key for key in self._wanted.keys if key not in schema.column_names]
+        if missing:
+            raise SchemaRefused(
+                f"table {self.target} has no column {', '.join(missing)}, which the keys name; it has {', '.join(schema.column_names)}",
+                "correct `keys`, or declare the column",
+            )
+        if self._wanted.mode == "upsert":
+            check_keys(schema, self._wanted.keys)
+        return schema
+
+    def _specs(self) -> dict[int, PartitionSpec]:
+        return {i: PartitionSpec.model_validate_json(text) for i, text in self._live().specs_json().items()}
+
+    def _spec(self) -> PartitionSpec:
+        return self._specs()[int(self._live().table.spec().specId())]
+
+    def _unpartitioned_spec(self) -> int | None:
+        return next((i for i, spec in sorted(self._specs().items()) if spec.is_unpartitioned()), None)
+
+    def _current_fields(self) -> tuple[PartitionField, ...]:
+        schema = Schema.model_validate_json(self._live().schema_json())
+        return tuple(PartitionField.of(f, schema) for f in self._spec().fields if not f.transform.__class__.__name__.startswith("Void"))
+
+    def _layout(self) -> TableLayout:
+        table = self._live()
+        schema = self._schema()
+        properties = table.properties()
+        layout = TableLayout(
+            table=self.target,
+            pipeline=self._wanted.pipeline,
+            location=table.table.location(),
+            schema_json=schema.model_dump_json(),
+            spec_json=self._spec().model_dump_json(),
+            deletes_spec_id=-1 if (whole := self._unpartitioned_spec()) is None else whole,
+            properties={**self._wanted.write_properties, **properties},
+            io_properties={**table.io_properties(), **self._wanted.io_properties},
+            key_ids=tuple(schema.find_field(key).field_id for key in self._wanted.keys),
+        )
+        layout.check()
+        return layout
+
+    def settings(self) -> str:
+        """Fingerprint what written files depend on: under another one they are written again."""
+        wanted = self._wanted
+        facts = {
+            "uuid": self._live().uuid,
+            "keys": wanted.keys,
+            "mode": wanted.mode,
+            "deletes": wanted.deletes,
+            "spec": self._spec().spec_id,
+        }
+        return hashlib.sha256(canonical(facts).encode()).hexdigest()
+
+    def schema_id(self) -> int:
+        return int(self._live().table.schema().schemaId())
+
+    # ── the port ───────────────────────────────────────────────────────────────────────────
+    def recall(self) -> Mark | None:
+        if self._table is None:
+            return None
+        self._table.refresh()
+        return self._table.head(self._wanted.pipeline).mark
+
+    def is_empty(self) -> bool:
+        """Say whether no snapshot on the branch ever added a file: only then deletes may be omitted."""
+        head = self._live().head(self._wanted.pipeline)
+        return head.whole and not any(a.adds_files for a in head.ancestors)
+
+    def claim(self, run: str, source: Identity, *, adopt: bool) -> Mark:
+        wanted = self._wanted
+        mark = self._converse(
+            claiming(wanted.pipeline, wanted.table, run, source, adopt=adopt or wanted.shared, retries=wanted.retries)
+        )
+        log.info("claimed", table=wanted.table, writer=str(mark.writer), frontier=str(mark.frontier))
+        return mark
+
+    def writer(self, epoch: Epoch, *, fresh: bool) -> EpochWriter:
+        return IcebergEpochWriter(
+            layout=self._layout(),
+            epoch_id=str(epoch_id(self._wanted.pipeline, self.target, epoch)),
+            fresh=fresh,
+            scoped=self._wanted.deletes == "scoped",
+            append=self._wanted.mode == "append",
+        )
+
+    def present(self, staged: Staged) -> bool:
+        table = self._live()
+        io = load_file_io({**table.io_properties(), **self._wanted.io_properties}, table.table.location())
+        return all(_exists(io, f.path, f.size) for f in staged.files)
+
+    def publish(self, staged: Staged, onto: Mark) -> Outcome:
+        return self._converse(publishing(Publication(staged, onto), retries=self._wanted.retries))
+
+    def _converse(self, conversation: Generator[Request, Answer, T]) -> T:
+        """Carry out what the protocol asks for, with back-off between attempts."""
+        answer: Answer | None = None
+        sent = 0
+        while True:
+            try:
+                request = conversation.send(answer)  # type: ignore[arg-type] — a generator starts with None
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if isinstance(request, Send):
+                if sent:
+                    self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**sent, 5.0))  # noqa: S311
+                sent += 1
+                answer = self._send(request)
+            else:
+                table = self._live()
+                table.refresh()
+                answer = table.head(self._wanted.pipeline)
+
+    def _send(self, request: Send) -> Landed | NotLanded:
+        intent = request.intent
+        table = self._live()
+        mark = intent.mark()
+        match intent:
+            case Claim():
+                entries, files, step = summary.of_claim(mark), (), "claim"
+            case Publication(staged=staged):
+                entries, files, step = summary.of_epoch(mark, staged), staged.files, "publish"
+
+        def check(head: Head) -> None:
+            if isinstance(intent, Publication):
+                self._check_layout(intent.staged)
+            fence(head, intent)
+
+        failpoint(f"{step}.before")
+        answer = table.commit_fenced(
+            self._wanted.pipeline, files, entries, mark, check, before_commit=lambda: failpoint(f"{step}.before-commit")
+        )
+        failpoint(f"{step}.after")
+        return answer
+
+    def _check_layout(self, staged: Staged) -> None:
+        """Stop when what the files were written under is no longer valid where they would go."""
+        metadata = self._live().metadata()
+        specs = {int(spec.specId()) for spec in metadata.specs()}
+        lost = {f.spec_id for f in staged.files} - specs
+        if lost:
+            raise Stopped(f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew")
+        schema = metadata.schema()
+        for equality_id in {i for f in staged.files for i in f.equality_ids}:
+            if schema.findField(equality_id) is None:
+                raise SchemaRefused(
+                    f"key column with field id {equality_id} was dropped from {self.target}", "add the column back, or write to a new table"
+                )
+        if self._wanted.deletes == "scoped" and len(specs) > 1 and any(f.equality_ids for f in staged.files):
+            raise Stopped(
+                f"{self.target} has {len(specs)} partition specs, and deletes are scoped to one partition",
+                "old rows could reappear: set `deletes: global` in the sink",
+            )
+
+
+def _exists(io: Any, path: str, size: int) -> bool:
+    file = io.new_input(path)
+    return bool(file.exists()) and len(file) == size

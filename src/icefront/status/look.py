@@ -1,0 +1,127 @@
+"""Opening what a pipeline names, only to look: through PyIceberg, and nothing is created by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from uuid import UUID
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from icefront.api import Pipeline
+from icefront.core.errors import ConnectionFailed
+from icefront.core.marks import START, Mark
+from icefront.core.protocol import Head
+from icefront.iceberg import summary
+from icefront.settings import PipelineSettings, Target
+from icefront.sources.changefeed import Changefeed
+
+_PIPELINE_KEY = re.compile(r"^pipeline\s*:", re.MULTILINE)
+
+
+def find_pipelines(folder: Path) -> Sequence[Path]:
+    """Name the pipeline files of a folder: YAML files with a `pipeline:` at the top level."""
+    files = sorted(p for p in folder.iterdir() if p.suffix in {".yaml", ".yml"} and p.is_file())
+    return [p for p in files if _PIPELINE_KEY.search(p.read_text(encoding="utf-8", errors="replace"))]
+
+
+class Look:
+    """One pipeline's source, targets and tables, each opened once."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._catalogs: dict[str, Catalog | None] = {}
+
+    @property
+    def settings(self) -> PipelineSettings:
+        return self.pipeline.settings
+
+    @cached_property
+    def source(self) -> Changefeed:
+        return self.pipeline.source()
+
+    @cached_property
+    def source_tables(self) -> Sequence[str]:
+        return self.source.tables(START)
+
+    @cached_property
+    def targets(self) -> Sequence[Target]:
+        return self.settings.targets_for(self.source_tables)
+
+    def keys(self, target: Target) -> Sequence[str]:
+        """Name the key columns: as declared, else as the source knows them."""
+        return target.keys if target.keys is not None else self.source.keys(target.source_table) or ()
+
+    def table(self, target: Target) -> Table | None:
+        """Load a target's table; None when it does not exist. Raises ConnectionFailed when the catalog does not answer."""
+        name = target.sink.catalog
+        try:
+            catalog = self._catalog(name)
+            return catalog.load_table(target.sink.identifier) if catalog else None
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        except Exception as error:
+            # PyIceberg passes on whatever its HTTP, SQL or cloud library raises.
+            said = str(error).partition("\n")[0][:300] or type(error).__name__
+            raise ConnectionFailed(
+                f'catalog "{name}" ({self.settings.project.catalogs[name].type}) cannot be read: {said}',
+                f"check catalogs.{name} in icefront.yaml, and that the catalog runs",
+            ) from error
+
+    def _catalog(self, name: str) -> Catalog | None:
+        """Open a catalog; None for an embedded one that no run has made yet: looking must not create it."""
+        if name not in self._catalogs:
+            settings = self.settings.project.catalogs[name]
+            embedded = settings.type == "sqlite" and settings.path is not None
+            if embedded and settings.path is not None and not (settings.path / "catalog.db").exists():
+                return None
+            properties = settings.pyiceberg_properties(name)
+            if embedded:
+                properties = {"init_catalog_tables": "false"} | properties
+            self._catalogs[name] = load_catalog(name, **properties)
+        return self._catalogs[name]
+
+
+# ── what a table shows ─────────────────────────────────────────────────────────────────────
+def entries(snapshot: Snapshot) -> dict[str, str]:
+    """Return a snapshot's summary; writers may leave it out."""
+    return dict(snapshot.summary.additional_properties) if snapshot.summary else {}
+
+
+def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """Walk the current branch, newest first, as far as it has not expired."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    at = metadata.current_snapshot_id
+    while at is not None and (snapshot := by_id.get(at)) is not None:
+        yield snapshot
+        at = snapshot.parent_snapshot_id
+
+
+def read_mark(metadata: TableMetadata, pipeline: str) -> Mark | None:
+    text = metadata.properties.get(summary.mark_property(pipeline))
+    return Mark.from_json(text) if text else None
+
+
+def read_head(metadata: TableMetadata, pipeline: str) -> Head:
+    """Read the table's state as the protocol sees it."""
+    branch = list(ancestors(metadata))
+    mine = {snapshot.snapshot_id for snapshot in branch}
+    others = (entries(s).get(summary.EPOCH_ID) for s in metadata.snapshots if s.snapshot_id not in mine)
+    return Head(
+        mark=read_mark(metadata, pipeline),
+        ancestors=tuple(summary.ancestor(s.snapshot_id, entries(s)) for s in branch),
+        whole=not branch or branch[-1].parent_snapshot_id is None,
+        elsewhere=frozenset(UUID(text) for text in others if text),
+    )
+
+
+def other_pipelines(metadata: TableMetadata, pipeline: str) -> Sequence[str]:
+    prefix = summary.mark_property("")
+    names = sorted(key.removeprefix(prefix) for key in metadata.properties if key.startswith(prefix))
+    return [name for name in names if name != pipeline]

@@ -1,0 +1,36 @@
+"""Fixtures that all tests share: one Spark session per test run, a table name of one's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def lake_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lake")
+
+
+@pytest.fixture(scope="session")
+def spark(lake_folder: Path) -> Iterator[Any]:
+    """The session of this test run, with an embedded catalog `lake`."""
+    from icefront.settings import Catalog  # noqa: PLC0415 — only tests that need Spark pay for it
+    from icefront.spark.session import start  # noqa: PLC0415
+
+    catalog = Catalog(type="sqlite", path=lake_folder)
+    session = start("tests", "local[2]", {"spark.sql.shuffle.partitions": "2", **catalog.spark_conf("lake")})
+    session.sql("CREATE NAMESPACE IF NOT EXISTS lake.t")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def table() -> str:
+    """The name of a table that no other test uses."""
+    return f"lake.t.table_{next(_numbers)}"

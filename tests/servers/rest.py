@@ -1,0 +1,92 @@
+"""Iceberg's own REST catalog server: a JDBC catalog on SQLite behind HTTP, with a warehouse in a local folder.
+
+It listens on all interfaces (it has no setting for that): a random port, and only while tests run. It also sets SO_REUSEPORT, so
+two of them on one port do not fail: they share the connections, and clients see two catalogs by turns. A port that was merely free a
+moment ago is therefore not good enough; ours is reserved. Its multi-table transaction endpoint loses changes under contention, so it
+cannot prove anything about atomicity across tables.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from icefront.spark import jars
+from icefront.spark.java import require_java
+from tests.servers.process import Server, reserve_port
+
+LOCK = Path(__file__).with_name("rest.lock")
+
+_FLAGS = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+_READY_WITHIN = 60.0
+
+
+class RestCatalog(Server):
+    """The server keeps its port and its tables over `kill` and `start`."""
+
+    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
+        super().__init__("rest-catalog", folder.absolute())
+        self.warehouse = f"file://{self.folder / 'warehouse'}"
+        self._more = dict(properties or {})
+        self._reserved = reserve_port()
+
+    @property
+    def port(self) -> int:
+        number: int = self._reserved.getsockname()[1]
+        return number
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What PyIceberg's `load_catalog` needs."""
+        return {"type": "rest", "uri": self.uri, "warehouse": self.warehouse}
+
+    def start(self) -> Self:
+        database = f"jdbc:sqlite:{self.folder / 'catalog.db'}?journal_mode=WAL&busy_timeout=10000&transaction_mode=IMMEDIATE"
+        properties = {"warehouse": self.warehouse, "uri": database, "clients": "1", **self._more, "rest.port": str(self.port)}
+        environment = {_variable(key): value for key, value in properties.items()}
+        command = [str(require_java().executable), *_FLAGS, "-cp", class_path(), "org.apache.iceberg.rest.RESTCatalogServer"]
+        self._launch(command, environment)
+        self._wait_until(self._answers, _READY_WITHIN)
+        return self
+
+    def close(self) -> None:
+        super().close()
+        self._reserved.close()
+
+    def config(self) -> dict[str, Any]:
+        """What the server answers to the first question of every client."""
+        with urllib.request.urlopen(f"{self.uri}/v1/config", timeout=2) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def _answers(self) -> bool:
+        try:
+            return "defaults" in self.config()
+        except (OSError, ValueError):
+            return False
+
+
+def class_path() -> str:
+    own = jars.ensure("rest", lock=LOCK)
+    return ":".join(str(path) for path in [*own, *_hadoop()])
+
+
+def _hadoop() -> list[Path]:
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    return [
+        jar for place in spec.submodule_search_locations or [] for jar in sorted(Path(place).glob("jars/hadoop-client-*.jar"))
+    ]
+
+
+def _variable(key: str) -> str:
+    """The server takes catalog properties as environment variables: `io-impl` → `CATALOG_IO__IMPL`, `rest.port` → `CATALOG_REST_PORT`."""
+    return "CATALOG_" + key.replace("-", "__").replace(".", "_").upper()
