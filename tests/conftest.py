@@ -34,3 +34,11 @@ def spark(lake_folder: Path) -> Iterator[Any]:
 def table() -> str:
     """The name of a table that no other test uses."""
     return f"lake.t.table_{next(_numbers)}"
+
+
+@pytest.fixture
+def lake(spark: Any, tmp_path: Path, lake_folder: Path) -> Any:
+    """A project in a folder of its own, on the shared session and catalog."""
+    from tests.lakes import Lake  # noqa: PLC0415 — it imports Spark
+
+    return Lake(spark, tmp_path, lake_folder)

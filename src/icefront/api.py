@@ -19,6 +19,8 @@ from icefront.state.store import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SPLIT_BYTES = 64 * 1024 * 1024
+
 __all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "apply_changes"]
 
 
@@ -37,11 +39,9 @@ class Pipeline:
         """Make the source. Nothing is read yet."""
         feed = self.settings.source.changefeed
         assert feed is not None
-        declared = self.settings.tables or {}
-        keys = {table: own.keys for table, own in declared.items() if own.keys}
-        if feed.table and self.settings.keys:
-            keys[feed.table] = self.settings.keys
-        return Changefeed(feed.path, storage=reveal(feed.storage), keys=keys, name=feed.id, envelope=feed.envelope)
+        return Changefeed(
+            feed.path, storage=reveal(feed.storage), name=feed.id, envelope=feed.envelope, split_bytes=SPLIT_BYTES
+        )
 
     def targets(self, source: Changefeed | None = None) -> Sequence[Target]:
         """Say which of the source's tables goes where, as of now."""

@@ -12,7 +12,7 @@ from icefront.core.epochs import Epoch
 from icefront.core.errors import ConfigError
 from icefront.core.files import ClosedFile
 from icefront.core.marks import START
-from icefront.core.ports import Report, Split, Wish
+from icefront.core.ports import Reader, Report, Split, Wish
 from icefront.iceberg import evolution
 from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
@@ -40,14 +40,20 @@ class SparkJob:
     sequence_by: str | None
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
-        reports = infer_columns(self.spark, self.source.reader(self.table), epoch, splits)
+        """Find the columns that nobody declared. With none in the first rows, a pass over the epoch is not worth it:
+        one that turns up later is added then.
+        """
+        declared = {name for name, _ in self.wanted.columns}
+        if declared and declared.issuperset(self.source.sample(self.table)):
+            return ()
+        reports = infer_columns(self.spark, self._reader(), epoch, splits)
         return evolution.unite([wish for report in reports for wish in report.wishes])
 
     def write(
         self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool
     ) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
         work = Work(
-            reader=self.source.reader(self.table),
+            reader=self._reader(),
             writer=self.sink.writer(epoch, fresh=fresh),
             epoch=epoch,
             schema=schema,
@@ -57,6 +63,9 @@ class SparkJob:
         )
         written = write_epoch(self.spark, work, splits)
         return written.files, written.reports
+
+    def _reader(self) -> Reader:
+        return self.source.reader(self.table, self.wanted.keys)
 
 
 class Routes:
@@ -111,6 +120,17 @@ class Routes:
         )
 
     def _keys(self, target: Target) -> Sequence[str]:
-        if target.keys is not None:
-            return target.keys
-        return self._source.keys(target.source_table) or ()
+        """Name the key columns in the order in which the source says their values.
+
+        Deletes carry key values without names: keys that differ from the source's own would delete other rows.
+        """
+        own = self._source.keys(target.source_table)
+        if target.keys is None or own is None:
+            return target.keys or own or ()
+        if set(target.keys) != set(own):
+            raise self._settings.problem(
+                ("keys",),
+                f"keys are {', '.join(target.keys)}, the key of {target.source_table} in the feed is {', '.join(own)}",
+                "deletes name rows by the feed's key: use it, or leave `keys` out",
+            )
+        return own

@@ -17,7 +17,7 @@ JAR = jars.Jar("runtime", "org.example", "left", "1.0", "", hashlib.sha256(b"lef
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.delenv("ICEFRONT_JARS", raising=False)
     monkeypatch.setenv("ICEFRONT_CACHE", str(tmp_path))
     (tmp_path / "jars").mkdir()
@@ -39,14 +39,14 @@ def test_an_old_python_is_named():
 
 
 def test_a_package_that_is_not_installed_is_missing(monkeypatch):
-    monkeypatch.setattr(doctor, "_requirement", lambda name: ">=2")
+    monkeypatch.setattr(doctor, "_requirement", lambda _: ">=2")
     assert doctor.check_package("no-such-package-anywhere") == doctor.Finding(
         "no-such-package-anywhere", Level.MISSING, "not installed", 'pip install "no-such-package-anywhere>=2"'
     )
 
 
 def test_another_version_than_the_tested_one_is_a_warning(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "4.0.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "4.0.1")
     found = doctor.check_package("pyspark")
     assert (found.level, found.found) == (Level.WARN, "4.0.1; this release is tested with ==4.1.4")
 
@@ -90,13 +90,13 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, so modes would prove nothing
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere, so modes would prove nothing
     assert doctor.check_folder("warehouse", tmp_path).level == Level.MISSING
 
 
 def test_little_space_is_a_warning(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")  # noqa: PYI024
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**12, 10**12 - 10**8, 10**8))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**12, 10**12 - 10**8, 10**8))
     found = doctor.check_folder("warehouse", tmp_path)
     assert (found.level, "0.1 GB free" in found.found) == (Level.WARN, True)
 

@@ -19,7 +19,7 @@ def sha256(content: bytes) -> str:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path: Path, monkeypatch) -> Path:
     """The empty cache of a new user."""
     monkeypatch.delenv("ICEFRONT_JARS", raising=False)
     monkeypatch.setenv("ICEFRONT_CACHE", str(tmp_path / "cache"))
@@ -89,7 +89,7 @@ def test_nothing_of_spark_is_imported_to_find_jars():
 
 
 @pytest.fixture
-def closed(tmp_path, monkeypatch, repository) -> Path:
+def closed(tmp_path: Path, monkeypatch, repository) -> Path:
     """A folder that somebody carried in. There is no Java: fetching would fail."""
     folder = tmp_path / "carried-in"
     folder.mkdir()
@@ -159,7 +159,7 @@ def test_a_damaged_jar_in_the_cache_is_fetched_again(cache, repository):
 def test_a_jar_that_the_repository_lacks_is_named(cache, repository):
     repository.publish("left", b"left")
     repository.expect("gone", b"gone")
-    with pytest.raises(ConnectionFailed, match=r"1 jar could not be fetched \(org\.example:gone:1\.0\)|org\.example:gone:1\.0"):
+    with pytest.raises(ConnectionFailed, match=r"org\.example:gone:1\.0"):
         jars.ensure(lock=repository.lock)
 
 

@@ -21,7 +21,7 @@ def fake_java(home: Path, version: str, *, exit_code: int = 0, modules: str = "j
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch) -> Path:
+def machine(tmp_path: Path, monkeypatch) -> Path:
     """A machine without any Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -86,7 +86,7 @@ def test_where_a_good_java_is_installed_the_fix_is_one_export(machine):
 def test_a_java_home_that_leads_nowhere_is_named(machine, monkeypatch):
     fake_java(machine, "17.0.15")
     monkeypatch.setenv("JAVA_HOME", str(machine / "gone"))
-    with pytest.raises(ConfigError, match="JAVA_HOME is .*gone"):
+    with pytest.raises(ConfigError, match=r"JAVA_HOME is .*gone"):
         java.require_java()
 
 

@@ -1,1 +1,5 @@
-"""The command line."""
+"""The command line: `icefront …`."""
+
+from icefront.cli.app import app, main
+
+__all__ = ["app", "main"]

@@ -93,17 +93,24 @@ def mint(
     room = minting.in_flight - open_epochs
     epochs: list[Epoch] = []
     pending: list[Cut] = []
+    reached = max(lower, earliest)
+    changes = 0
 
     def close() -> None:
+        nonlocal changes
         epochs.append(Epoch(epochs[-1].upper if epochs else lower, pending[-1].frontier))
         pending.clear()
+        changes = 0
 
     for cut in cuts:
-        if cut.frontier <= lower or cut.frontier <= earliest:
+        # Also a cut that comes again, or regresses: an epoch that ends where it begins has no place in a chain.
+        if cut.frontier <= reached:
             continue
-        if pending and sum(c.size for c in pending) + cut.size > minting.max_changes:
+        reached = cut.frontier
+        if pending and changes + cut.size > minting.max_changes:
             close()
         pending.append(cut)
+        changes += cut.size
         if minting.every is None or cut.schema_changes_after:
             close()
         if len(epochs) >= room:
@@ -111,8 +118,7 @@ def mint(
     if pending:
         begins = epochs[-1].upper if epochs else lower
         stretch = pending[-1].frontier.wall - begins.wall
-        changed = any(c.size for c in pending)
         due = minting.every or 0
-        if flush or stretch >= (due if changed else max(due, minting.heartbeat)):
+        if flush or stretch >= (due if changes else max(due, minting.heartbeat)):
             close()
     return epochs[: max(room, 0)]

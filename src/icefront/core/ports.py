@@ -9,7 +9,7 @@ driver. Change batches are Arrow tables: the target's columns by name, then the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -110,7 +110,11 @@ class Source(Protocol):
         """Plan the reading of an epoch; none means that it has no changes."""
         ...
 
-    def reader(self, table: str) -> Reader: ...
+    def reader(self, table: str, keys: Sequence[str]) -> Reader: ...
+
+    def sample(self, table: str) -> Collection[str]:
+        """Name the columns that the first rows have: cheap, and only a hint."""
+        ...
 
     def reached(self, epoch: Epoch, start: Position, reports: Sequence[Report]) -> Position:
         """Return the position at the epoch's end, given what its splits reported."""

@@ -34,14 +34,15 @@ from pyiceberg.types import StringType
 from icefront.core.errors import BadRow, ConfigError
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
 from icefront.formats.columns import RAW_NULL, Unfit, first_unfit, fit, record, wire
-from icefront.formats.infer import Sightings, merge
+from icefront.formats.infer import Sightings, merge, unite
 from icefront.formats.place import Place, shorten
 
-__all__ = ["Decoded", "Decoder", "Envelope", "Place", "infer", "merge"]
+__all__ = ["Decoded", "Decoder", "Envelope", "Place", "infer", "merge", "unite"]
 
 Envelope = Literal["wrapped", "bare", "row"]
 
 META = "__crdb__"
+PIECE = 1024 * 1024
 CREATE = "create the changefeed WITH envelope='wrapped', updated, resolved, key_in_value"
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EMPTY = msgspec.Raw(b"")
@@ -89,6 +90,20 @@ class _Chunk:
     def texts(self) -> list[bytes]:
         texts = self.lines.split(b"\n")
         return texts if texts[-1] else texts[:-1]
+
+    @cached_property
+    def _ends(self) -> np.ndarray[Any, Any]:
+        return np.flatnonzero(np.frombuffer(self.lines, np.uint8) == ord("\n"))
+
+    @property
+    def count(self) -> int:
+        return len(self._ends) + (self.lines[-1:] not in {b"\n", b""})
+
+    def is_straight(self, values: int) -> bool:
+        """Say whether each line is one of so many values: as many line ends, and each after a closing brace."""
+        if self.count != values or self.lines[:1] == b"\n":
+            return False
+        return bool((np.frombuffer(self.lines, np.uint8)[self._ends - 1] == ord("}")).all())
 
     def number(self, row: int) -> int:
         return row if self.numbers is None else int(self.numbers[row])
@@ -151,10 +166,20 @@ class Decoder:
 
         Raises BadRow for a line that cannot become a change.
         """
+        decoded, at = [], 0
+        for piece in _pieces(lines):
+            chunk = _Chunk(piece, Place(place.path, place.line + at), order + at)
+            decoded.append(self._decode(chunk))
+            at += chunk.count
+        wishes = unite(wish for part in decoded for wish in part.wishes)
+        if wishes:
+            return Decoded(self.arrow_schema.empty_table(), wishes)
+        return Decoded(pa.concat_tables(part.changes for part in decoded).combine_chunks())
+
+    def _decode(self, chunk: _Chunk) -> Decoded:
         while True:
-            chunk = _Chunk(lines, place, order)
             try:
-                found = self._lines.decode_lines(lines)
+                found = self._lines.decode_lines(chunk.lines)
             except _UNDECODABLE:
                 wishes = self._look_closely(chunk)
                 if wishes:
@@ -164,6 +189,7 @@ class Decoder:
                 return self._changes(chunk, found)
             except _Learned:
                 self._build()
+                chunk.numbers = None
 
     # ── the fast way ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,13 +213,12 @@ class Decoder:
 
     def _number(self, chunk: _Chunk, count: int) -> None:
         """Say which line each row came from, and refuse files whose values are not one per line."""
-        lines = chunk.lines.count(b"\n") + (not chunk.lines.endswith(b"\n") and chunk.lines != b"")
-        if lines == count:
+        if chunk.is_straight(count):
             return
         filled = [number for number, _ in chunk.filled()]
         if len(filled) != count:
             self._look_closely(chunk)
-        if self._envelope == "row":
+        if self._envelope == "row" and len(filled) < len(chunk.texts):
             blank = next(n for n, text in enumerate(chunk.texts) if not text.strip())
             raise chunk.place.bad(blank, "an empty message is a delete in envelope=row, and its key is not there", CREATE)
         chunk.numbers = np.array(filled, dtype=np.int64)
@@ -221,15 +246,13 @@ class Decoder:
     def _flat(self, found: list[Any]) -> tuple[list[Any], list[Any]]:
         """Of lines without an envelope: one with nothing but metadata is a delete if that has a key, else no change."""
         metas = list(map(attrgetter(self._attributes[META]), found))
-        bare = {id(row) for row, meta in zip(found, metas, strict=True) if self._is_bare(row)}
-        rows = [
-            row if id(row) not in bare else None if meta is not None and bytes(meta.key) else msgspec.UNSET
-            for row, meta in zip(found, metas, strict=True)
-        ]
+        keyed = [meta is not None and bool(bytes(meta.key)) for meta in metas]
+        rows = [(None if key else msgspec.UNSET) if self._is_bare(row) else row for row, key in zip(found, keyed, strict=True)]
         return rows, metas
 
     def _is_bare(self, row: Any) -> bool:
-        return all(getattr(row, self._attributes[c]) in {None, RAW_NULL} for c in self._fields)
+        cells = (getattr(row, self._attributes[c]) for c in self._fields)
+        return all(cell is None or cell is RAW_NULL for cell in cells)
 
     def _keys_of(self, chunk: _Chunk, deleted: list[int], metas: list[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
         """Deletes have no row: take their key columns from `key`, in primary-key order, else from `before`."""
@@ -364,6 +387,17 @@ _LOOSE = msgspec.json.Decoder(_Wrapped)
 _CELLS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+def _pieces(lines: bytes) -> Iterator[bytes]:
+    """Cut at line ends into pieces whose objects stay in the processor's cache: more than twice as fast."""
+    start = 0
+    while len(lines) - start > PIECE:
+        end = lines.find(b"\n", start + PIECE) + 1 or len(lines)
+        yield lines[start:end]
+        start = end
+    if start < len(lines) or not lines:
+        yield lines[start:]
+
+
 def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:
     """Read `updated`, else `mvcc_timestamp`, of every row."""
     texts = [meta and (meta.updated or meta.mvcc_timestamp) for meta in metas]
@@ -381,11 +415,13 @@ def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:
 
 def _hlc(stamps: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Split `<nanoseconds>.<ten digits>` into two integers; raises ValueError (as Arrow's errors are) for anything else."""
-    if not pc.all(pc.match_substring_regex(stamps, _PRINTED.pattern.join("^$"))).as_py():
-        raise ValueError(stamps)
     binary = stamps.view(pa.binary())
     wall = pc.binary_slice(binary, 0, -11).view(pa.string()).cast(pa.int64())
-    return wall, pc.binary_slice(binary, -10).view(pa.string()).cast(pa.int32())
+    logical = pc.binary_slice(binary, -10).view(pa.string()).cast(pa.int32())
+    points = pc.equal(pc.binary_slice(binary, -11, -10), b".")
+    if points.true_count < len(stamps) or pc.any(pc.less(wall, 0)).as_py() or pc.any(pc.less(logical, 0)).as_py():
+        raise ValueError(stamps)
+    return wall, logical
 
 
 def _in_range(text: str) -> bool:

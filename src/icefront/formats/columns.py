@@ -266,10 +266,11 @@ def _uuids(texts: pa.Array, arrow: pa.DataType) -> pa.Array:
 
 
 def _binaries(texts: pa.Array, arrow: pa.DataType) -> pa.Array:
-    if not pc.all(pc.starts_with(texts, r"\x")).as_py() or pc.any(pc.bit_wise_and(pc.binary_length(texts), 1)).as_py():
-        _no("bytes")
     digits = pc.binary_slice(texts.cast(pa.binary()), 2).drop_null()
     lengths = pc.divide(pc.binary_length(digits), 2)
+    odd = pc.not_equal(pc.multiply(lengths, 2), pc.binary_length(digits))
+    if not pc.all(pc.starts_with(texts, r"\x"), min_count=0).as_py() or pc.any(odd).as_py():
+        _no("bytes")
     data = bytes.fromhex("".join(digits.cast(pa.string()).to_pylist()))
     if len(data) != (pc.sum(lengths).as_py() or 0):  # fromhex skips white space
         _no("bytes")

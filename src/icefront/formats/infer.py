@@ -13,7 +13,7 @@ Null says nothing: a column with nothing but nulls has no type yet and is left o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from icefront.core.ports import Wish
 from icefront.formats.columns import exact_as_double
@@ -92,14 +92,24 @@ def join(one: str, other: str) -> str:
     return "double" if {one, other} == {"long", "double"} else "string"
 
 
-def merge(*inferences: Mapping[str, Wish]) -> dict[str, Wish]:
-    """Put inferences of several chunks together; the first sighting of a column is kept as its place.
+def unite(wishes: Iterable[Wish]) -> tuple[Wish, ...]:
+    """Make one wish per column of those of several chunks, splits or files; the first sighting is kept as its place.
 
-    A long of one chunk and a double of another make a double; should an integer then not survive, decoding it stops.
+    A long here and a double there make a double; should an integer then not survive, decoding it stops.
     """
-    merged: dict[str, Wish] = {}
-    for inference in inferences:
-        for column, wish in inference.items():
-            known = merged.get(column, wish)
-            merged[column] = Wish(column, join(known.type, wish.type), known.where)
-    return merged
+    united: dict[str, Wish] = {}
+    for wish in wishes:
+        known = united.setdefault(wish.column, wish)
+        kind = _wider(known.type, wish.type) if wish.widens else join(known.type, wish.type)
+        united[wish.column] = Wish(wish.column, kind, known.where, known.widens)
+    return tuple(united.values())
+
+
+def merge(*inferences: Mapping[str, Wish]) -> dict[str, Wish]:
+    """Put the inferences of several chunks together."""
+    return {wish.column: wish for wish in unite(w for inference in inferences for w in inference.values())}
+
+
+def _wider(one: str, other: str) -> str:
+    """Of two widenings of one type: only decimals have several, `decimal(precision, scale)` of one scale."""
+    return max(one, other, key=lambda kind: int(kind[8:].split(",")[0]) if kind.startswith("decimal(") else 0)

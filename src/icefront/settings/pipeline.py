@@ -401,8 +401,11 @@ class PipelineSettings(Part):
         for target in routes:
             other = taken.setdefault(target.name, target)
             if other is not target:
-                fact = f"{other.source_table} and {target.source_table} would both go to {target.name}"
-                raise self.problem((*target.path, "iceberg", "table"), fact, "give each source table a target of its own")
+                both = f"{other.source_table} and {target.source_table} would both go"
+                fact = f"{target.source_table} would go twice" if other.source_table == target.source_table else both
+                raise self.problem(
+                    (*target.path, "iceberg", "table"), f"{fact} to {target.name}", "give each a target of its own"
+                )
         return routes
 
     def problem(self, path: Loc, fact: str, next_step: str = "") -> ConfigError:

@@ -77,15 +77,13 @@ class IcebergSink:
 
     # ── opening ────────────────────────────────────────────────────────────────────────────
     def open(self) -> Schema | None:
-        """Load the table and bring its layout in line; None when it cannot exist yet.
+        """Load the table and bring its layout in line; None when there is none yet.
 
-        Without a table and without declared columns the first epoch's own columns decide.
+        A new table is made when the first epoch shows which columns it needs beside the declared ones.
         """
         self._table = self._gateway.load(self.target)
         if self._table is None:
-            if not self._wanted.columns:
-                return None
-            return self.prepare(())
+            return None
         self._check_company()
         self._align_partitioning()
         return self._schema()

@@ -30,6 +30,7 @@ from icefront.core.errors import Stopped
 from icefront.core.marks import Identity, Position
 from icefront.core.ports import Observation, Report, Split
 from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.formats import changefeed as messages
 from icefront.formats.changefeed import Envelope
 from icefront.sources.changefeed_catalogue import Catalogue, FeedFile, by_name
 from icefront.sources.changefeed_reader import ChangefeedReader, first_lines, guess_keys
@@ -72,7 +73,7 @@ def _one_at_a_time(method: Callable[Concatenate[Changefeed, P], R]) -> Callable[
     """Let one thread in: a pipeline's targets share the source, and so what it knows of the files."""
 
     @wraps(method)
-    def locked(self: Changefeed, *args: P.args, **kwargs: P.kwargs) -> R:
+    def locked(self: Changefeed, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
             return method(self, *args, **kwargs)
 
@@ -131,16 +132,25 @@ class Changefeed:
     def keys(self, table: str) -> Sequence[str] | None:
         """Name the key columns: as set, or found by matching key values with column values in the first rows."""
         if table not in self._keys:
-            if not any(True for _ in self.catalogue.files(table)):
-                self.catalogue.cover(ORIGIN)
-            found = guess_keys(first_lines(self.store, by_name(self.catalogue.files(table)), GUESS_ROWS))
+            found = guess_keys(self._first_lines(table))
             if found is None:
                 return None
             self._keys[table] = tuple(found)
         return self._keys[table]
 
-    def reader(self, table: str) -> ChangefeedReader:
-        return ChangefeedReader(self.store, table, tuple(self.keys(table) or ()), self._envelope)
+    def reader(self, table: str, keys: Sequence[str]) -> ChangefeedReader:
+        return ChangefeedReader(self.store, table, tuple(keys), self._envelope)
+
+    @_one_at_a_time
+    def sample(self, table: str) -> Collection[str]:
+        """Name the columns that the table's first rows have: cheap, and only a hint."""
+        lines = b"\n".join(self._first_lines(table))
+        return messages.infer(lines, messages.Place(self.store.where(), 1), self._envelope).keys()
+
+    def _first_lines(self, table: str) -> list[bytes]:
+        if not any(True for _ in self.catalogue.files(table)):
+            self.catalogue.cover(ORIGIN)
+        return first_lines(self.store, by_name(self.catalogue.files(table)), GUESS_ROWS)
 
     # ── observing ──────────────────────────────────────────────────────────────────────────
     @_one_at_a_time

@@ -285,20 +285,29 @@ def _settings(work: Path) -> Path:
 
 def _module(wanted: Sequence[Jar]) -> str:
     """An Ivy module that asks for exactly these artifacts: nothing transitive, and two versions of one module may stand side by side."""
-    lines = [_dependency(jar) for jar in wanted]
+    modules: dict[tuple[str, str, str], list[Jar]] = {}
+    for jar in wanted:
+        modules.setdefault((jar.organisation, jar.artifact, jar.version), []).append(jar)
     return (
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
         '  <info organisation="icefront" module="jars"/>\n'
         '  <configurations><conf name="default"/></configurations>\n'
-        "  <dependencies>\n" + "".join(lines) + '    <conflict manager="all"/>\n  </dependencies>\n</ivy-module>\n'
+        "  <dependencies>\n"
+        + "".join(_dependency(*module, artifacts) for module, artifacts in modules.items())
+        + '    <conflict manager="all"/>\n  </dependencies>\n</ivy-module>\n'
     )
 
 
-def _dependency(jar: Jar) -> str:
-    classifier = f" m:classifier={quoteattr(jar.classifier)}" if jar.classifier else ""
+def _dependency(organisation: str, name: str, version: str, artifacts: Sequence[Jar]) -> str:
+    """One module; of a module that is named twice Ivy would keep the last naming only."""
+    asked = "".join(
+        f'<artifact name={quoteattr(name)} type="jar" ext="jar"'
+        + (f" m:classifier={quoteattr(jar.classifier)}/>" if jar.classifier else "/>")
+        for jar in artifacts
+    )
     return (
-        f"    <dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.artifact)} rev={quoteattr(jar.version)}"
-        f' transitive="false" conf="default->*"><artifact name={quoteattr(jar.artifact)} type="jar" ext="jar"{classifier}/></dependency>\n'
+        f"    <dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(version)}"
+        f' transitive="false" conf="default->*">{asked}</dependency>\n'
     )
 
 

@@ -62,14 +62,14 @@ class Written:
     reports: tuple[Report, ...]
 
 
-def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split], *, partition_bytes: int = PARTITION_BYTES) -> Written:
+def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Written:
     """Write an epoch's files. It is complete or it raises; nothing becomes visible by it."""
     if not splits:
         return Written((), ())
     ship_package(spark)
     items = spark.range(0, len(splits), 1, len(splits))
     if work.upsert and len(splits) > 1:
-        buckets = max(2, -(-sum(s.bytes for s in splits) // partition_bytes))
+        buckets = max(2, -(-sum(s.bytes for s in splits) // PARTITION_BYTES))
         blobs = items.mapInArrow(_on_items(splits, _BlobStage(work, buckets)), _BLOBS)
         rows = blobs.repartitionById(buckets, "bucket").mapInArrow(_MergeStage(work), _RESULT)
     else:

@@ -3,6 +3,7 @@
 from icefront.status.checking import Finding, Level, check
 from icefront.status.epochs import EpochRow, epochs
 from icefront.status.look import Look, find_pipelines
+from icefront.status.machine import examine
 from icefront.status.targets import State, TargetStatus, lags, status
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "TargetStatus",
     "check",
     "epochs",
+    "examine",
     "find_pipelines",
     "lags",
     "status",

@@ -207,13 +207,14 @@ class MemoryTable:
         return self.commit([path])
 
     def rewrite(self, planned: Snapshot, sources: Collection[str], path: str) -> Snapshot | None:
-        """Merge `sources`, as they read in `planned`, into one file; give up if they are gone by now.
+        """Merge `sources`, as they read in `planned`, into one file; give up if the branch has left them.
 
         The merged file keeps the sequence number of `planned`: deletes that came since still hide
         its rows. Delete files that can hide nothing any more are dropped.
         """
         now = self.snapshots[self.current] if self.current is not None else None
-        if now is None or any(source not in now.data for source in sources):
+        on_branch = any(snapshot.id == planned.id for snapshot in self.chain())
+        if now is None or not on_branch or any(source not in now.data for source in sources):
             return None
         self.storage.write(path, self.live(planned, sources))
         data = {p: s for p, s in now.data.items() if p not in sources}

@@ -229,10 +229,10 @@ class Simulation:
             if not self.live:
                 if self._done():
                     break
-                if roll < 0.5:
+                if roll < (0.1 if any(watch.tainted for watch in self.watches.values()) else 0.5):
                     self._start()
                     continue
-                roll = 0.65 + roll * 0.35
+                roll = 0.7 + roll * 0.3
             if roll < 0.70:
                 self._turn(self.live[int(rng.random() * len(self.live))])
             elif roll < 0.85:
@@ -280,7 +280,7 @@ class Simulation:
             self._turn(process)
         while self.late:
             self._land_late(0)
-        end = self.rules.frontier(at(feed.resolved[-1]))
+        end = at(feed.resolved[-1]).next()
         for number, table in enumerate(self.world.tables):
             if number in process.stopped:
                 self.counts["ended: " + type(process.stopped[number]).__name__] += 1
@@ -592,6 +592,8 @@ class Simulation:
         self.note("foreign", "changes a property of", table.name)
 
     def _foreign(self, table: MemoryTable) -> None:
+        if table.mark is None and not self.world.adopt and self.rng.random() < 0.8:
+            return
         self.counts["foreign commits"] += 1
         key = FOREIGN + self.counts["foreign commits"]
         table.append(f"{table.name}/foreign-{key}", [(key, 0)])

@@ -1,0 +1,225 @@
+"""`icefront run`: pipelines in threads of one process around one Spark session, one line per epoch.
+
+The main thread only waits, so that it can take signals: the first one drains, the second ends the process at once.
+Spark is started in another thread, since PySpark would put a handler of its own in the place of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from icefront.api import Pipeline
+from icefront.cli import show
+from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell, tell_error, tell_unexpected
+from icefront.cli.files import load
+from icefront.core.errors import ConfigError, IcefrontError
+from icefront.pipeline import EpochPublished, Result
+from icefront.status.targets import human_time
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+
+def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: float | None, adopt: bool, as_json: bool) -> None:
+    pipelines = [load(path) for path in files]
+    _check_together(files, pipelines)
+    stop = threading.Event()
+    printer = _Printer(as_json=as_json)
+    with _draining(stop), printer:
+        spark = _patiently(lambda: _session(pipelines[0], quiet=as_json))
+        try:
+            errors = _run_all(pipelines, spark, printer, stop, until=until, seconds=seconds, adopt=adopt)
+        finally:
+            _patiently(spark.stop)
+    if errors:
+        raise typer.Exit(errors[0].exit_code if isinstance(errors[0], IcefrontError) else UNEXPECTED)
+
+
+def _check_together(files: Sequence[Path], pipelines: Sequence[Pipeline]) -> None:
+    """Several pipelines share one session, so they must agree about it; and no pipeline may run twice."""
+    first = pipelines[0].settings
+    names: dict[str, Path] = {}
+    for path, pipeline in zip(files, pipelines, strict=True):
+        name = pipeline.settings.pipeline
+        if name in names:
+            raise ConfigError(f"{names[name]} and {path} are both pipeline {name}", "run each pipeline once: the second would fence the first")
+        names[name] = path
+        if pipeline.settings.project.spark_conf() != first.project.spark_conf():
+            raise ConfigError(f"{files[0]} and {path} belong to projects with other catalogs or Spark settings", "run them separately")
+
+
+def _session(pipeline: Pipeline, *, quiet: bool) -> SparkSession:
+    with show.waiting("starting Spark", quiet=quiet):
+        return pipeline.session()
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """Run something outside the main thread, which goes on taking signals."""
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(action())
+        except BaseException as error:  # noqa: BLE001 — raised again in the main thread
+            errors.append(error)
+
+    _join([_started(work, "main")])
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _started(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+
+
+def _run_all(
+    pipelines: Sequence[Pipeline], spark: SparkSession, printer: _Printer, stop: threading.Event, **options: Any
+) -> Sequence[BaseException]:
+    """Run every pipeline to its end. One that fails says so at once; the others go on."""
+    errors: list[BaseException] = []
+
+    def one(pipeline: Pipeline) -> None:
+        name = pipeline.settings.pipeline
+        try:
+            result = pipeline.run(spark, on_epoch=lambda event: printer.epoch(name, event), stop=stop, **options)
+            printer.end(name, result, drained=stop.is_set())
+        except IcefrontError as error:
+            errors.append(error)
+            tell_error(error)
+        except Exception as error:  # noqa: BLE001 — told here; the exit code says the rest
+            errors.append(error)
+            tell_unexpected(error, debug=bool(os.environ.get("ICEFRONT_DEBUG")))
+
+    if not stop.is_set():
+        _join([_started(lambda p=pipeline: one(p), pipeline.settings.pipeline) for pipeline in pipelines])  # type: ignore[misc]
+    return errors
+
+
+# ── signals ────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def _draining(stop: threading.Event) -> Iterator[None]:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            # Nothing is lost by it: what is staged is published by the next run. The JVM ends with its stdin.
+            os._exit(INTERRUPTED)
+        stop.set()
+        tell(f"{signal.Signals(number).name}: finishing what is in flight; once more stops at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only a program's main thread takes signals
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ── printing ───────────────────────────────────────────────────────────────────────────────
+@dataclass
+class _Printer:
+    """One line per epoch on stdout; on a screen also one that moves: how much, how fast, up to when."""
+
+    as_json: bool
+    begun: float = field(default_factory=time.monotonic)
+    changes: int = 0
+    epochs: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _status: Status | None = None
+
+    def __enter__(self) -> _Printer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def epoch(self, pipeline: str, event: EpochPublished) -> None:
+        with self._lock:
+            self.epochs += 1
+            self.changes += event.counts.get("inside", 0)
+            if self.as_json:
+                show.print_json({"event": "epoch", "pipeline": pipeline} | epoch_dict(event))
+                return
+            self._line(epoch_line(event))
+            self._moving(f"{pipeline} at {show.when(event.epoch.upper)}")
+
+    def end(self, pipeline: str, result: Result, *, drained: bool) -> None:
+        with self._lock:
+            if self.as_json:
+                frontiers = {target: str(frontier) for target, frontier in result.frontiers.items()}
+                show.print_json({"event": "end", "pipeline": pipeline, "epochs": result.epochs, "drained": drained, "frontiers": frontiers})
+                return
+            how = "drained" if drained else "done"
+            epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
+            self._line(f"{pipeline}: {how}: {epochs} published, frontier {human_time(result.frontier) or 'not moved yet'}")
+
+    def _line(self, text: str) -> None:
+        if self._status is not None:
+            self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    def _moving(self, place: str) -> None:
+        if not show.interactive():
+            return
+        if self._status is None:
+            self._status = Console().status("")
+            self._status.start()
+        rate = self.changes / max(time.monotonic() - self.begun, 0.001)
+        self._status.update(f"{place} · {self.epochs} epochs · {self.changes:,} changes · {rate:,.0f}/s")
+
+
+def epoch_dict(event: EpochPublished) -> Mapping[str, object]:
+    return {
+        "target": event.target,
+        "lower": str(event.epoch.lower),
+        "upper": str(event.epoch.upper),
+        "upper_time": human_time(event.epoch.upper),
+        "snapshot_id": event.snapshot,
+        "changes": dict(event.counts),
+        "files": event.files,
+        "bytes": event.bytes,
+        "seconds": {phase: round(value, 3) for phase, value in event.timings.items()},
+        "recovered": event.recovered,
+    }
+
+
+def epoch_line(event: EpochPublished) -> str:
+    parts = [
+        event.target,
+        f"to {show.when(event.epoch.upper)}",
+        show.changes(event.counts),
+        f"{event.files} file{'' if event.files == 1 else 's'} {show.size(event.bytes)}",
+        show.phases(event.timings),
+        f"snapshot {event.snapshot}",
+    ]
+    return "  ".join(parts) + ("  (staged by an earlier run)" if event.recovered else "")

@@ -1,0 +1,87 @@
+"""`icefront verify`: what is compared, what was found, and at most a few rows of each kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from icefront.cli import show
+from icefront.cli.files import load
+from icefront.proof.verify import Comparison, Point, points
+from icefront.proof.verify import verify as compare_points
+
+DIFFERENT = 7
+
+
+def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> None:
+    pipeline = load(file)
+    chosen = points(pipeline, every_snapshot=every_snapshot)
+    compared: list[Comparison] = []
+    if any(point.snapshot is not None for point in chosen):
+        with show.waiting("starting Spark", quiet=as_json):
+            spark = pipeline.session()
+        try:
+            compared += _with_progress(chosen, compare_points(pipeline, spark, chosen), quiet=as_json)
+        finally:
+            spark.stop()
+    if as_json:
+        show.print_json([comparison.to_dict(limit) for comparison in compared])
+    else:
+        _print(compared, limit)
+    if not all(comparison.equal for comparison in compared):
+        raise typer.Exit(DIFFERENT)
+
+
+def _with_progress(chosen: Sequence[Point], comparisons: Iterator[Comparison], *, quiet: bool) -> Iterator[Comparison]:
+    if quiet or not sys.stderr.isatty():
+        yield from comparisons
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("comparing", total=len(chosen))
+        for comparison in comparisons:
+            progress.update(task, advance=1, description=f"comparing {comparison.target}")
+            yield comparison
+
+
+def _print(compared: Sequence[Comparison], limit: int) -> None:
+    if not compared:
+        typer.echo("nothing is published yet: nothing to compare")
+        return
+    rows = [
+        (
+            c.target,
+            show.state("equal" if c.equal else "different"),
+            str(c.snapshot or "–"),
+            show.when(c.frontier),
+            show.count(c.expected),
+            show.count(c.rows),
+            *(show.count(c.difference.counts[kind]) for kind in ("missing", "extra", "repeated", "differing")),
+        )
+        for c in compared
+    ]
+    columns = ("target", "result", "snapshot", "frontier", "expected", "rows", "missing", "extra", "repeated", "differing")
+    show.print_rows(columns, rows)
+    for comparison in compared:
+        for line in _details(comparison, limit):
+            typer.echo(line)
+
+
+def _details(found: Comparison, limit: int) -> Iterator[str]:
+    at = f"{found.target} at snapshot {found.snapshot}"
+    for row in found.missing[:limit]:
+        yield f"{at}: missing: the source has {show.plain(row)}"
+    for row in found.extra[:limit]:
+        yield f"{at}: extra: only the table has {show.plain(row)}"
+    for key in found.difference.repeated[:limit]:
+        yield f"{at}: repeated: key {show.plain(list(key))} has several rows"
+    for value in found.difference.differing[:limit]:
+        sides = f"the source has {show.plain(value.expected)}, the table {show.plain(value.actual)}"
+        yield f"{at}: differing: key {show.plain(list(value.key))}, column {value.column}: {sides}"
+    if found.difference.absent:
+        yield f"{at}: columns with values that the table does not have: {', '.join(sorted(found.difference.absent))}"
