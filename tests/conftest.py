@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.servers.fixtures import pytest_runtest_makereport, rest_catalog, spark_cluster
+
+__all__ = ["pytest_runtest_makereport", "rest_catalog", "spark_cluster"]
+
 _numbers = itertools.count()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from icefront.apply import Applied, apply_changes
 from icefront.core.errors import ConfigError
 from icefront.core.marks import START
-from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions
+from icefront.pipeline import EpochPublished, Result, Run, RunOptions
 from icefront.settings import PipelineSettings, Target, load_pipeline, reveal
 from icefront.sources.changefeed import Changefeed
 from icefront.state.store import StateStore
@@ -39,9 +39,7 @@ class Pipeline:
         """Make the source. Nothing is read yet."""
         feed = self.settings.source.changefeed
         assert feed is not None
-        return Changefeed(
-            feed.path, storage=reveal(feed.storage), name=feed.id, envelope=feed.envelope, split_bytes=SPLIT_BYTES
-        )
+        return Changefeed(feed.path, storage=reveal(feed.storage), name=feed.id, envelope=feed.envelope, split_bytes=SPLIT_BYTES)
 
     def targets(self, source: Changefeed | None = None) -> Sequence[Target]:
         """Say which of the source's tables goes where, as of now."""
@@ -52,6 +50,8 @@ class Pipeline:
         from icefront.spark.session import start  # noqa: PLC0415 — Spark is an extra, and slow to import
 
         project = self.settings.project
+        for catalog in project.catalogs.values():
+            catalog.create_folder()
         log = project.state.parent / "spark.log"
         return start(f"icefront {self.settings.pipeline}", project.spark.master, project.spark_conf(), log=log)
 

@@ -17,7 +17,7 @@ from icefront.iceberg import evolution
 from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
 from icefront.pipeline import Route
-from icefront.settings import PipelineSettings, Target
+from icefront.settings import PipelineSettings, Target, reveal
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 from icefront.sources.changefeed import Changefeed
 from icefront.spark.job import Work, infer_columns, write_epoch
@@ -40,8 +40,9 @@ class SparkJob:
     sequence_by: str | None
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
-        """Find the columns that nobody declared. With none in the first rows, a pass over the epoch is not worth it:
-        one that turns up later is added then.
+        """Find the columns that nobody declared.
+
+        With none in the first rows, a pass over the epoch is not worth it: one that turns up later is added then.
         """
         declared = {name for name, _ in self.wanted.columns}
         if declared and declared.issuperset(self.source.sample(self.table)):
@@ -112,7 +113,7 @@ class Routes:
             partition_by=fields if declared else None,
             deletes=target.sink.deletes,
             shared=target.sink.shared,
-            properties=dict(target.sink.properties),
+            properties=reveal(target.sink.properties),
             write_properties={"write.target-file-size-bytes": str(settings.write.target_file_size.bytes)},
             io_properties=catalog.pyiceberg_properties(target.sink.catalog),
             policy=evolution.Policy(policy.add_column, policy.widen_type, policy.rename_column, dict(policy.renames)),

@@ -146,12 +146,13 @@ class Lane:
             check_resume(mark, identity, self.source.observe(mark.position, [self.route.table]).earliest)
         self._claim(identity)
 
-    def _claim(self, identity: Identity) -> None:
+    def _claim(self, identity: Identity) -> Mark:
         sink = self.route.sink
         self.mark = self.tip = sink.claim(self.run, identity, adopt=self.adopt)
         self.examined = self.mark.frontier
         self.fresh = self.mark.frontier == ORIGIN and sink.is_empty()
         self._recover()
+        return self.tip
 
     def _recover(self) -> None:
         """Publish the staged epochs that continue the mark; drop the rest."""
@@ -160,6 +161,8 @@ class Lane:
         noted = self.notes.staged(self.pipeline, sink.target)
         kept = []
         for staged in recoverable(self.tip, noted, sink.settings()):
+            if staged.fresh and not self.fresh:
+                break  # written without deletes for an empty table, which has rows by now
             if not sink.present(staged):
                 log.warning("staged files are gone; writing the epoch again", target=sink.target, epoch=str(staged.epoch))
                 break
@@ -183,8 +186,8 @@ class Lane:
                 self.examined = upper
                 return None
             self.schema = self.route.sink.prepare(self.route.job.infer(epoch, splits))
-            self._claim(identity)
-            if self.tip is None or self.tip.frontier != epoch.lower:
+            if self._claim(identity).frontier != epoch.lower:
+                # Somebody else made the table meanwhile, and this pipeline's mark is in it.
                 return self.write(upper, identity)
         files, reports = self._write_files(epoch, splits)
         position = self.source.reached(epoch, self.position, reports)
@@ -280,9 +283,7 @@ def _told(flight: _InFlight, snapshot: int) -> EpochPublished:
     timings = {k: v for k, v in flight.timings.items() if k != "recovered"}
     size = sum(f.size for f in staged.files)
     recovered = "recovered" in flight.timings
-    return EpochPublished(
-        staged.target, staged.epoch, snapshot, staged.counts, len(staged.files), size, timings, recovered
-    )
+    return EpochPublished(staged.target, staged.epoch, snapshot, staged.counts, len(staged.files), size, timings, recovered)
 
 
 def _counts(reports: Sequence[Report], files: Sequence[ClosedFile]) -> dict[str, int]:
@@ -327,7 +328,11 @@ class Run:
             tell(event)
 
         self._discover = discover
-        self._lane = lambda route: Lane(pipeline, route, source, notes, minting, remember, run=self.id, adopt=options.adopt)
+
+        def lane(route: Route) -> Lane:
+            return Lane(pipeline, route, source, notes, minting, remember, run=self.id, adopt=options.adopt)
+
+        self._lane = lane
         self._lanes: list[Lane] = []
 
     def __call__(self) -> Result:
@@ -433,4 +438,5 @@ class Run:
             yield
         except IcefrontError as error:
             lane.error = error
-            log.error("target stopped", target=lane.route.sink.target, error=error.fact)
+            # Raised again at the end of the run, with its trace.
+            log.warning("target stopped", target=lane.route.sink.target, error=error.fact)

@@ -56,7 +56,7 @@ def decode(
 ) -> list[dict[str, Any]]:
     decoded = Decoder(of, keys, envelope).decode("\n".join(lines).encode(), AT, order)
     assert decoded.wishes == ()
-    return decoded.changes.to_pylist()
+    return list(decoded.changes.to_pylist())
 
 
 def wishes(of: Schema, *lines: str) -> tuple[Wish, ...]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from tests.servers import tether
 
 _GRACE = 10.0
@@ -60,8 +62,11 @@ class Server:
         self._reap(None)
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nothing answers."""
+        """Freeze it: connections stay open and nothing answers. Returns when it stands still; the signal alone promises no moment."""
         self._signal(signal.SIGSTOP)
+        with suppress(psutil.NoSuchProcess):
+            while self.running and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(_POLL)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -22,7 +22,7 @@ JOB = textwrap.dedent("""
     spark = SparkSession.builder.master(sys.argv[1]).config(map={**local, **sizes}).getOrCreate()
     total = spark.range(0, 1000, 1, 4).selectExpr("sum(id)").first()[0]
     tracker = spark.sparkContext._jsc.sc().statusTracker()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(tracker.getExecutorInfos()) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     hosts = sorted(info.host() for info in tracker.getExecutorInfos())
@@ -31,10 +31,10 @@ JOB = textwrap.dedent("""
 """)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_job_runs_on_both_workers(spark_cluster: SparkCluster):
     done = subprocess.run(
-        [sys.executable, "-c", JOB, spark_cluster.url], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", JOB, spark_cluster.url], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -101,7 +101,10 @@ def test_a_mistake_is_named_with_its_place(refused, added, expected):
         ("{table: lake.a.b, format_version: '3'}", 'orders.yaml:4:51: sink.iceberg.format_version: must be 2 or 3, got "3"'),
         ("{table: lake.a.b, shared: 'yes'}", 'orders.yaml:4:43: sink.iceberg.shared: expected true or false, got "yes"'),
         ("{table: lake.a.b, branch: ''}", "orders.yaml:4:43: sink.iceberg.branch: must not be empty"),
-        ("{table: lake.a.b, partition_by: day(ts)}", 'orders.yaml:4:49: sink.iceberg.partition_by: expected a list, got "day(ts)"'),
+        (
+            "{table: lake.a.b, partition_by: day(ts)}",
+            'orders.yaml:4:49: sink.iceberg.partition_by: expected a list, got "day(ts)"',
+        ),
         ("{table: lake.a.b, partition_by: [x, dya(ts)]}", 'orders.yaml:4:53: sink.iceberg.partition_by[1]: transform "dya"'),
         ("{table: lake.a.b, partition_by: ['bucket(id)']}", 'sink.iceberg.partition_by[0]: "bucket(id)" needs a number'),
         ("{table: lake.a.b, partition_by: ['bucket(0, id)']}", 'sink.iceberg.partition_by[0]: "bucket(0, id)" needs a number'),
@@ -109,8 +112,14 @@ def test_a_mistake_is_named_with_its_place(refused, added, expected):
         ("{table: lake.a.b, partition_by: ['day(']}", 'sink.iceberg.partition_by[0]: "day(" is not a partition field'),
         ("{table: lake.a.b, partition_by: [x, x]}", 'orders.yaml:4:53: sink.iceberg.partition_by[1]: "x" is written twice'),
         ("{table: lake.a.b, properties: {icefront.x: 1}}", "orders.yaml:4:48: sink.iceberg.properties.icefront.x: icefront.* is"),
-        ("{table: lake.a.b, properties: {format-version: 2}}", "sink.iceberg.properties.format-version: the format is not set here"),
-        ("{table: lake.a.b, properties: {a: {b: 1}}}", "orders.yaml:4:51: sink.iceberg.properties.a: expected one value, got a mapping"),
+        (
+            "{table: lake.a.b, properties: {format-version: 2}}",
+            "sink.iceberg.properties.format-version: the format is not set here",
+        ),
+        (
+            "{table: lake.a.b, properties: {a: {b: 1}}}",
+            "orders.yaml:4:51: sink.iceberg.properties.a: expected one value, got a mapping",
+        ),
         ("{table: lake.a.b, properties: {a: }}", "sink.iceberg.properties.a: expected text, a number, true or false"),
         ("{table: lake.a.b, properties: [a]}", "orders.yaml:4:47: sink.iceberg.properties: expected a mapping, got a list"),
     ],
@@ -124,13 +133,33 @@ def test_a_mistake_in_the_sink_is_named_with_its_place(refused, sink, expected):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("  changefeed: {path: feed/}", "  kafka: {}", "orders.yaml:3:3: source.kafka: a kafka source is not available in this version"),
+        (
+            "  changefeed: {path: feed/}",
+            "  kafka: {}",
+            "orders.yaml:3:3: source.kafka: a kafka source is not available in this version",
+        ),
         ("  changefeed: {path: feed/}", "  iceberg: {}", "orders.yaml:3:3: source.iceberg: an iceberg source is not available"),
         ("  iceberg: {table: lake.shop.orders}", "  kafka: {}", "orders.yaml:5:3: sink.kafka: a kafka sink is not available"),
-        ("  iceberg: {table: lake.shop.orders}", "  opensearch: {}", "orders.yaml:5:3: sink.opensearch: an opensearch sink is not"),
-        ("pipeline: orders", "pipeline: orders\nwrite: {publish: settled}", 'orders.yaml:2:18: write.publish: "settled" is not available'),
-        ("pipeline: orders", "pipeline: orders\nupkeep: {settle: auto}", "orders.yaml:2:9: upkeep: a mapping of conditions is not"),
-        ("pipeline: orders", "pipeline: orders\nbad_rows: {reject: lake.a.b}", 'orders.yaml:2:11: bad_rows: "reject" is not available'),
+        (
+            "  iceberg: {table: lake.shop.orders}",
+            "  opensearch: {}",
+            "orders.yaml:5:3: sink.opensearch: an opensearch sink is not",
+        ),
+        (
+            "pipeline: orders",
+            "pipeline: orders\nwrite: {publish: settled}",
+            'orders.yaml:2:18: write.publish: "settled" is not available',
+        ),
+        (
+            "pipeline: orders",
+            "pipeline: orders\nupkeep: {settle: auto}",
+            "orders.yaml:2:9: upkeep: a mapping of conditions is not",
+        ),
+        (
+            "pipeline: orders",
+            "pipeline: orders\nbad_rows: {reject: lake.a.b}",
+            'orders.yaml:2:11: bad_rows: "reject" is not available',
+        ),
     ],
 )
 def test_what_is_not_built_yet_says_so(refused, old, new, expected):
@@ -310,7 +339,7 @@ def test_the_project_file_has_positions_too(write, refused):
           two-words: {type: glue}
           odd: {type: glue, path: x}
           sharp: {type: sqlite, path: "a#b"}
-        spark: {conf: {executor.memory: 4g}}
+        spark: {conf: {x.y: 4g}}
         """,
         "icefront.yaml",
     )
@@ -323,8 +352,7 @@ def test_the_project_file_has_positions_too(write, refused):
         'icefront.yaml:7:3: catalogs.two-words: "two-words" cannot name a catalog',
         "icefront.yaml:8:21: catalogs.odd.path: only a catalog of type sqlite has a path",
         'icefront.yaml:9:31: catalogs.sharp.path: "a#b" has one of ? # %, which mean something in URIs',
-        'icefront.yaml:10:16: spark.conf.executor.memory: Spark\'s settings begin with "spark." '
-        '(did you mean "spark.executor.memory"?)',
+        'icefront.yaml:10:16: spark.conf.x.y: Spark\'s settings begin with "spark." (did you mean "spark.x.y"?)',
     ]
 
 
@@ -338,6 +366,13 @@ def test_an_error_that_shows_later_has_its_place_too(write):
     settings = load_pipeline(write(GOOD))
     error = settings.problem(("sink", 0, "iceberg", "table"), "the table is a view", "name a table")
     assert str(error) == "orders.yaml:5:20: sink.iceberg.table: the table is a view\n  → name a table"
+
+
+def test_an_error_that_shows_later_names_the_path_in_python_too():
+    settings = PipelineSettings.of(
+        {"pipeline": "a", "source": {"changefeed": {"path": "x"}}, "sink": {"iceberg": {"table": "lake.a.b"}}}
+    )
+    assert settings.problem(("sink", 0, "iceberg", "table"), "it is a view").fact == "sink.iceberg.table: it is a view"
 
 
 def test_an_empty_project_file_is_refused(write):

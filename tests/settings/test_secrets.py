@@ -106,7 +106,15 @@ def test_a_named_source_and_catalog_keep_their_secret_in_errors(refused, monkeyp
 
 @pytest.mark.parametrize(
     "name",
-    ["credential", "token", "s3.secret-access-key", "jdbc.password", "fs.s3a.secret.key", "adls.sas-token.acc", "adls.account-key"],
+    [
+        "credential",
+        "token",
+        "s3.secret-access-key",
+        "jdbc.password",
+        "fs.s3a.secret.key",
+        "adls.sas-token.acc",
+        "adls.account-key",
+    ],
 )
 def test_a_secret_in_plain_text_is_refused(name):
     with pytest.raises(ConfigError) as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import (
@@ -37,14 +37,17 @@ from icefront.iceberg.types import parse_type, print_type
 from icefront.settings import Duration, PartitionBy, Size
 from icefront.settings.problems import Problem
 
+relaxed = settings(deadline=None)
 AMOUNTS = st.integers(1, 2**63 - 1)
 
 
+@relaxed
 @given(AMOUNTS)
 def test_a_duration_is_read_as_it_is_printed(amount):
     assert Duration.parse(str(Duration(amount))) == Duration(amount)
 
 
+@relaxed
 @given(AMOUNTS)
 def test_a_size_is_read_as_it_is_printed(amount):
     assert Size.parse(str(Size(amount))) == Size(amount)
@@ -52,7 +55,15 @@ def test_a_size_is_read_as_it_is_printed(amount):
 
 @pytest.mark.parametrize(
     ("text", "nanoseconds"),
-    [("500ms", 5 * 10**8), ("10s", 10**10), ("5m", 3 * 10**11), ("2h", 72 * 10**11), ("1d", 864 * 10**11), ("1.5s", 15 * 10**8), (" 7 us ", 7000)],
+    [
+        ("500ms", 5 * 10**8),
+        ("10s", 10**10),
+        ("5m", 3 * 10**11),
+        ("2h", 72 * 10**11),
+        ("1d", 864 * 10**11),
+        ("1.5s", 15 * 10**8),
+        (" 7 us ", 7000),
+    ],
 )
 def test_durations(text, nanoseconds):
     assert Duration.parse(text).nanoseconds == nanoseconds
@@ -68,18 +79,29 @@ def test_a_timedelta_is_a_duration():
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("128MiB", 128 * 2**20), ("64MB", 64 * 10**6), ("1gib", 2**30), ("1KB", 1000), ("1.5kB", 1500), ("12B", 12), ("2TiB", 2**41)],
+    [
+        ("128MiB", 128 * 2**20),
+        ("64MB", 64 * 10**6),
+        ("1gib", 2**30),
+        ("1KB", 1000),
+        ("1.5kB", 1500),
+        ("12B", 12),
+        ("2TiB", 2**41),
+    ],
 )
 def test_sizes(text, size):
     assert Size.parse(text).bytes == size
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1", "1 s s", "0s", "1.0000000001s", "0.1ns", "99999999999999999999d", "1,5s", "١s"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1", "1 s s", "0s", "1.0000000001s", "0.1ns", "99999999999999999999d", "1,5s", "١s"]
+)
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(Problem):
         Duration.parse(text)
 
 
+@relaxed
 @given(st.text(max_size=12))
 def test_any_text_is_a_value_or_a_problem(text):
     for kind in (Duration, Size, PartitionBy):
@@ -111,7 +133,7 @@ PRIMITIVES = st.sampled_from(
     st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: DecimalType(p, s))),
     st.integers(1, 10**6).map(FixedType),
 )
-NAMES = st.text(st.characters(exclude_characters="`", exclude_categories=("Cs",)), min_size=1, max_size=8)
+NAMES = st.text(st.characters(exclude_characters="`", codec="utf-8"), min_size=1, max_size=8)
 
 
 def struct(fields: dict[str, IcebergType]) -> StructType:
@@ -134,18 +156,20 @@ def numbered(type_: IcebergType) -> IcebergType:
     return assign_fresh_schema_ids(Schema(NestedField(1, "x", type_, required=False))).fields[0].field_type
 
 
+@relaxed
 @given(TYPES)
 def test_a_type_is_read_as_it_is_printed(type_):
     assert numbered(parse_type(print_type(type_))) == numbered(type_)
 
 
+@relaxed
 @given(st.text("abcdefgilmnorstuz<>()[],: 0123456789`", max_size=20))
 def test_any_text_is_a_type_or_an_error(text):
     try:
-        parse_type(text)
-    except ConfigError as error:
-        assert error.fact.startswith('type "')
-        assert error.next_step
+        parsed = parse_type(text)
+    except ConfigError:
+        return
+    assert numbered(parse_type(print_type(parsed))) == numbered(parsed)
 
 
 @pytest.mark.parametrize(

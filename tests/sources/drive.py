@@ -46,7 +46,8 @@ def _type(kind: str) -> IcebergType:
 def read(source: Changefeed, table: str, epoch: Epoch, start: Position, schema: Schema) -> tuple[pa.Table | None, list[Report]]:
     """Read one epoch of one table: its changes, and the splits' reports."""
     reader = pickle.loads(pickle.dumps(source.reader(table, source.keys(table) or ())))
-    tables, reports = [], []
+    tables: list[pa.Table] = []
+    reports: list[Report] = []
     for split in source.splits(table, epoch, start):
         for found in reader.read(split, epoch, schema):
             (reports if isinstance(found, Report) else tables).append(found)

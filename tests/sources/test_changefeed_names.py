@@ -25,7 +25,9 @@ def test_a_logical_part_is_in_the_name():
     assert parse_name("197001010000000000000050000000003.RESOLVED") == ResolvedName(Timestamp(5, 3))
 
 
-@pytest.mark.parametrize("topic", ["orders", "orders-2024", "a-1", "shop.public.orders", "orders+family", "x-1-2-00000000-y-3", "Größe"])
+@pytest.mark.parametrize(
+    "topic", ["orders", "orders-2024", "a-1", "shop.public.orders", "orders+family", "x-1-2-00000000-y-3", "Größe"]
+)
 @pytest.mark.parametrize(("suffix", "codec"), [("", ""), (".gz", "gzip"), (".zst", "zstd")])
 def test_a_topic_may_hold_anything_that_a_table_name_may(topic: str, suffix: str, codec: str):
     name = parse_name(f"{STAMP}-56087568dba1e6b8-3-72-0000001f-{topic}-1.ndjson{suffix}")

@@ -42,13 +42,12 @@ def step(feed: Feed, rng: random.Random) -> None:
 
 
 def source_for(feed: Feed, rng: random.Random) -> Changefeed:
-    source = Changefeed(
+    return Changefeed(
         str(feed.root),
         keys={t.name: t.keys for t in feed.tables},
         split_bytes=rng.choice((300, 5000, 64 << 20)),
         clock_margin=0,
     )
-    return source
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.", show_default=False)]
-Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Pipeline files.", show_default=False)]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Pipeline files.", show_default=False)]
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def _options(
 
 
 @app.command(epilog="Example: [bold]icefront init shop && cd shop && icefront run orders.yaml --until caught-up[/]")
-def init(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to make the project.")] = Path()) -> None:
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to make the project.")] = Path()) -> None:
     """Make a project with a runnable sample pipeline and a small generated changefeed. Overwrites nothing."""
     from icefront.cli import starting
 
@@ -111,7 +111,9 @@ def run(
     seconds: Annotated[
         float | None, typer.Option("--for", parser=_seconds, metavar="DURATION", help="Stop after so long: 60s, 5m.")
     ] = None,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Take over a table that has rows but no mark; its rows are kept.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a table that has rows but no mark; its rows are kept.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per epoch.")] = False,
 ) -> None:
     """Run pipelines; one line per epoch. Ctrl-C drains: what is in flight is finished. A second one stops at once."""
@@ -123,7 +125,8 @@ def run(
 @app.command(epilog="Example: [bold]icefront status --max-lag 5m[/]")
 def status(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE…]", help="Pipeline files. Default: all in this folder.", show_default=False)
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Pipeline files. Default: all in this folder.", show_default=False),
     ] = None,
     *,
     max_lag: Annotated[

@@ -12,11 +12,10 @@ from icefront.cli.errors import tell_error
 from icefront.cli.files import load, named_or_all
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
 from icefront.settings import load_project
-from icefront.status import Finding, Level, State, TargetStatus
+from icefront.status import Finding, Level, State, TargetStatus, lags
 from icefront.status import check as check_file
 from icefront.status import epochs as epochs_of
 from icefront.status import examine as examine_machine
-from icefront.status import lags
 from icefront.status import status as status_of
 
 LAGGING = 6
@@ -69,13 +68,28 @@ def status(files: Sequence[Path], *, max_lag: float | None, as_json: bool) -> No
         _print_status(found)
     unreachable = [target for target in found if target.state is State.UNREACHABLE]
     if unreachable:
-        raise ConnectionFailed(f"{unreachable[0].target or unreachable[0].pipeline}: {unreachable[0].reason}", unreachable[0].next_step)
+        raise ConnectionFailed(
+            f"{unreachable[0].target or unreachable[0].pipeline}: {unreachable[0].reason}", unreachable[0].next_step
+        )
     if max_lag is not None and any(lags(target, max_lag) for target in found):
         raise typer.Exit(LAGGING)
 
 
 def _print_status(found: Sequence[TargetStatus]) -> None:
-    columns = ("pipeline", "target", "state", "frontier", "lag", "behind", "epoch", "snapshot", "rows", "files", "unsettled", "writer")
+    columns = (
+        "pipeline",
+        "target",
+        "state",
+        "frontier",
+        "lag",
+        "behind",
+        "epoch",
+        "snapshot",
+        "rows",
+        "files",
+        "unsettled",
+        "writer",
+    )
     rows = [
         (
             t.pipeline,

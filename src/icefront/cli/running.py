@@ -11,12 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import typer
 from rich.console import Console
@@ -58,10 +58,14 @@ def _check_together(files: Sequence[Path], pipelines: Sequence[Pipeline]) -> Non
     for path, pipeline in zip(files, pipelines, strict=True):
         name = pipeline.settings.pipeline
         if name in names:
-            raise ConfigError(f"{names[name]} and {path} are both pipeline {name}", "run each pipeline once: the second would fence the first")
+            raise ConfigError(
+                f"{names[name]} and {path} are both pipeline {name}", "run each pipeline once: the second would fence the first"
+            )
         names[name] = path
         if pipeline.settings.project.spark_conf() != first.project.spark_conf():
-            raise ConfigError(f"{files[0]} and {path} belong to projects with other catalogs or Spark settings", "run them separately")
+            raise ConfigError(
+                f"{files[0]} and {path} belong to projects with other catalogs or Spark settings", "run them separately"
+            )
 
 
 def _session(pipeline: Pipeline, *, quiet: bool) -> SparkSession:
@@ -98,6 +102,11 @@ def _join(threads: Sequence[threading.Thread]) -> None:
             thread.join(0.2)
 
 
+def _make_active(spark: SparkSession) -> None:
+    """Make the session this thread's own: Spark looks up catalogs through the thread's session, and new threads have none."""
+    spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
+
+
 def _run_all(
     pipelines: Sequence[Pipeline], spark: SparkSession, printer: _Printer, stop: threading.Event, **options: Any
 ) -> Sequence[BaseException]:
@@ -107,6 +116,7 @@ def _run_all(
     def one(pipeline: Pipeline) -> None:
         name = pipeline.settings.pipeline
         try:
+            _make_active(spark)
             result = pipeline.run(spark, on_epoch=lambda event: printer.epoch(name, event), stop=stop, **options)
             printer.end(name, result, drained=stop.is_set())
         except IcefrontError as error:
@@ -154,7 +164,7 @@ class _Printer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _status: Status | None = None
 
-    def __enter__(self) -> _Printer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +176,7 @@ class _Printer:
             self.epochs += 1
             self.changes += event.counts.get("inside", 0)
             if self.as_json:
-                show.print_json({"event": "epoch", "pipeline": pipeline} | epoch_dict(event))
+                show.print_json({"event": "epoch", "pipeline": pipeline, **epoch_dict(event)})
                 return
             self._line(epoch_line(event))
             self._moving(f"{pipeline} at {show.when(event.epoch.upper)}")
@@ -175,7 +185,9 @@ class _Printer:
         with self._lock:
             if self.as_json:
                 frontiers = {target: str(frontier) for target, frontier in result.frontiers.items()}
-                show.print_json({"event": "end", "pipeline": pipeline, "epochs": result.epochs, "drained": drained, "frontiers": frontiers})
+                show.print_json(
+                    {"event": "end", "pipeline": pipeline, "epochs": result.epochs, "drained": drained, "frontiers": frontiers}
+                )
                 return
             how = "drained" if drained else "done"
             epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
@@ -198,7 +210,7 @@ class _Printer:
         self._status.update(f"{place} · {self.epochs} epochs · {self.changes:,} changes · {rate:,.0f}/s")
 
 
-def epoch_dict(event: EpochPublished) -> Mapping[str, object]:
+def epoch_dict(event: EpochPublished) -> dict[str, object]:
     return {
         "target": event.target,
         "lower": str(event.epoch.lower),

@@ -106,7 +106,7 @@ def changes(counts: Mapping[str, int]) -> str:
     if not parts and "inside" in counts:
         parts.append(f"{counts['inside']:,} changes")
     if counts.get("below"):
-        parts.append(f"({counts['below']:,} repeated)")
+        parts.append(f"({counts['below']:,} seen before)")
     return " ".join(parts) or "no changes"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from icefront.cli import show
 from icefront.cli.files import load
@@ -53,7 +54,7 @@ def _print(compared: Sequence[Comparison], limit: int) -> None:
     if not compared:
         typer.echo("nothing is published yet: nothing to compare")
         return
-    rows = [
+    rows: list[Sequence[str | Text]] = [
         (
             c.target,
             show.state("equal" if c.equal else "different"),

@@ -229,10 +229,9 @@ class Decoder:
             rows, metas = [line.after for line in found], found
         else:
             rows, metas = self._flat(found)
-        odd = [i for i, row in enumerate(rows) if row is None or row is msgspec.UNSET]
-        if not odd:
+        if set(map(type, rows)) <= {self._row}:
             return rows, metas, []
-        dropped = {i for i in odd if rows[i] is msgspec.UNSET}
+        dropped = {i for i, row in enumerate(rows) if row is msgspec.UNSET}
         for i in dropped:
             if metas[i] is None or not bytes(metas[i].resolved):
                 raise chunk.bad(i, f"no change in this line: {shorten(chunk.text(i))}", CREATE)
@@ -400,7 +399,9 @@ def _pieces(lines: bytes) -> Iterator[bytes]:
 
 def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:
     """Read `updated`, else `mvcc_timestamp`, of every row."""
-    texts = [meta and (meta.updated or meta.mvcc_timestamp) for meta in metas]
+    texts: list[Any] = list(map(attrgetter("updated"), metas)) if None not in metas else [None]
+    if None in texts:
+        texts = [meta and (meta.updated or meta.mvcc_timestamp) for meta in metas]
     stamps = pa.array(texts, pa.string())
     if stamps.null_count:
         raise chunk.bad(texts.index(None), 'neither "updated" nor "mvcc_timestamp" in this line', CREATE)
@@ -416,6 +417,8 @@ def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:
 def _hlc(stamps: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Split `<nanoseconds>.<ten digits>` into two integers; raises ValueError (as Arrow's errors are) for anything else."""
     binary = stamps.view(pa.binary())
+    if pc.any(pc.less(pc.binary_length(binary), 12)).as_py():
+        raise ValueError(stamps)
     wall = pc.binary_slice(binary, 0, -11).view(pa.string()).cast(pa.int64())
     logical = pc.binary_slice(binary, -10).view(pa.string()).cast(pa.int32())
     points = pc.equal(pc.binary_slice(binary, -11, -10), b".")

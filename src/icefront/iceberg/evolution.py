@@ -89,7 +89,9 @@ def _widen(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
     if not can_widen(current, wanted):
         raise _refused(wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.other", "stop")
     if policy.widen_type != "evolve":
-        raise _refused(wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.widen_type", policy.widen_type)
+        raise _refused(
+            wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.widen_type", policy.widen_type
+        )
     return Widen(wish.column, wanted)
 
 
@@ -137,7 +139,8 @@ def new_schema(columns: Mapping[str, str], keys: Sequence[str]) -> Schema:
     missing = [key for key in keys if key not in columns]
     if missing:
         raise ConfigError(
-            f"key column {', '.join(missing)} is not among the columns {', '.join(columns) or '(none)'}", "correct `keys` or `columns`"
+            f"key column {', '.join(missing)} is not among the columns {', '.join(columns) or '(none)'}",
+            "correct `keys` or `columns`",
         )
     fields = [
         NestedField(field_id=i, name=name, field_type=parse_type(text), required=name in keys)
@@ -162,8 +165,7 @@ def union_schema(schema: Schema, changes: Sequence[Change]) -> Schema:
         )
         for f in schema.fields
     ]
-    for change in changes:
-        if isinstance(change, Add):
-            fields.append(NestedField(field_id=0, name=change.column, field_type=change.type, required=False))
+    added = [c for c in changes if isinstance(c, Add)]
+    fields += [NestedField(field_id=0, name=c.column, field_type=c.type, required=False) for c in added]
     # Only a draft, united by name: Iceberg assigns the real ids, nested ones too.
     return assign_fresh_schema_ids(Schema(*fields))

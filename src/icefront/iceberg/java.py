@@ -7,6 +7,7 @@ The reference implementation commits, with the catalogs people use. Files are de
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -33,6 +34,8 @@ class LazyHead(Head):
     """
 
     __slots__ = ("_metadata", "_walked")
+    _metadata: JavaObject
+    _walked: list[tuple[JavaObject, Ancestor]]
 
     def __init__(self, metadata: JavaObject, pipeline: str) -> None:
         text = metadata.properties().get(summary.mark_property(pipeline))
@@ -46,14 +49,14 @@ class LazyHead(Head):
             yield ancestor
 
     @property
-    def whole(self) -> bool:  # type: ignore[override]
+    def whole(self) -> bool:
         last: JavaObject = None
         for snapshot, _ in self._walk():
             last = snapshot
         return last is None or last.parentId() is None
 
     @property
-    def elsewhere(self) -> frozenset[UUID]:  # type: ignore[override]
+    def elsewhere(self) -> frozenset[UUID]:
         mine = {ancestor.snapshot for ancestor in self.ancestors}
         found = set()
         for snapshot in self._metadata.snapshots():
@@ -130,6 +133,11 @@ class _Fence:
         implements = ("org.apache.iceberg.SnapshotAncestryValidator",)
 
 
+def _is_noise(record: logging.LogRecord) -> bool:
+    """Our fence refuses by raising through py4j, which reports that as an error of ours."""
+    return not str(record.msg).startswith("There was an exception while executing the Python Proxy")
+
+
 class Gateway:
     """The JVM classes in use, looked up once: a full dotted path costs a millisecond each time."""
 
@@ -138,6 +146,7 @@ class Gateway:
         self.session = spark._jsparkSession  # noqa: SLF001
         jvm = spark._jvm  # noqa: SLF001
         assert jvm is not None
+        logging.getLogger("py4j.clientserver").addFilter(_is_noise)
         ensure_callback_server_started(spark.sparkContext._gateway)  # noqa: SLF001
         iceberg = jvm.org.apache.iceberg
         self.spark_util = iceberg.spark.Spark3Util
@@ -149,7 +158,6 @@ class Gateway:
         self.expressions = iceberg.expressions.Expressions
         self.identifier = iceberg.catalog.TableIdentifier
         self.namespace = iceberg.catalog.Namespace
-        self.file_io_tracing = None
 
     def catalog(self, name: str) -> JavaObject:
         return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
@@ -230,13 +238,24 @@ class JavaTable:
             if java_class(error).endswith("NoSuchTableException"):
                 raise Replaced(f"table {self.name} is gone", "restore it, or start with a new table") from error
             if "UUID does not match" in str(error.java_exception.getMessage()):
-                raise Replaced(
-                    f"table {self.name} was dropped and recreated: it had uuid {self.uuid}", "restore it, or start anew"
-                ) from error
+                raise self._recreated("another") from error
             raise translate(error) from error
+        self.metadata()
 
     def metadata(self) -> JavaObject:
-        return self.table.operations().current()
+        """Return the table's current metadata; another table under the same name is `Replaced`."""
+        current = self.table.operations().current()
+        if current is None:
+            raise Replaced(f"table {self.name} is gone", "restore it, or start with a new table")
+        if (found := current.uuid()) != self.uuid:
+            raise self._recreated(found)
+        return current
+
+    def _recreated(self, found: str) -> Replaced:
+        return Replaced(
+            f"table {self.name} was dropped and recreated: it had uuid {self.uuid}, now {found}",
+            "restore it, or start with a new table",
+        )
 
     def head(self, pipeline: str) -> LazyHead:
         return LazyHead(self.metadata(), pipeline)
@@ -275,6 +294,7 @@ class JavaTable:
         pipeline: str,
         files: Sequence[ClosedFile],
         entries: Mapping[str, str],
+        properties: Mapping[str, str],
         mark: Mark,
         check: Callable[[Head], None],
         before_commit: Callable[[], None] = lambda: None,
@@ -288,14 +308,15 @@ class JavaTable:
             for key, value in entries.items():
                 update.set(key, value)
             update.commit()
-            transaction.updateProperties().set(summary.mark_property(pipeline), mark.to_json()).commit()
+            remembered = transaction.updateProperties().set(summary.mark_property(pipeline), mark.to_json())
+            for key, value in properties.items():
+                remembered.set(key, value)
+            remembered.commit()
             before_commit()
             transaction.commitTransaction()
         except Py4JError as error:
             if fence.error is not None and not isinstance(fence.error, Refusal):
-                if isinstance(fence.error, IcefrontError):
-                    raise fence.error from error
-                raise fence.error
+                raise fence.error from error
             return NotLanded(_short(error) if fence.error is None else str(fence.error))
         return self._find(pipeline, mark)
 

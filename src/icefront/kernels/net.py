@@ -78,8 +78,17 @@ def _in_order(changes: pa.Table, codes: Codes, rows: Codes, sequence_by: str | N
     unsequenced = (op < 0) & sequence.is_null().to_numpy()
     era = np.empty(len(rows), np.int64)
     era[by_source] = np.cumsum(unsequenced[by_source])
-    rank = pc.rank(plain(sequence), null_placement="at_start", tiebreaker="dense").to_numpy().astype(np.int64)
-    return np.lexsort((op, order, logical, wall, rank, era, code))
+    return np.lexsort((op, order, logical, wall, _ranks(plain(sequence)), era, code))
+
+
+def _ranks(column: pa.Array) -> Codes:
+    """Number the values in their order, from 0; null is -1."""
+    encoded = column.dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary) + 1, np.int64)
+    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(encoded.dictionary))
+    ranks[-1] = -1
+    ranked: Codes = ranks[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+    return ranked
 
 
 def _refuse_null_keys(changes: pa.Table, keys: Sequence[str]) -> None:

@@ -103,6 +103,8 @@ class Partitioner:
         source = plain(self._source(field, rows))
         made = source
         if not isinstance(field.transform, IdentityTransform):
+            if pa.types.is_large_binary(source.type):
+                source = source.cast(pa.binary())  # the transforms do not know the large one
             made = plain(field.transform.pyarrow_transform(self.schema.find_type(field.source_id))(source))
         if pa.types.is_date32(made.type):
             return made.cast(pa.int32())

@@ -206,27 +206,36 @@ def _compare_row(key: Key, wanted: Row, row: Row, types: Mapping[str, IcebergTyp
 
 
 def _same(must: Any, does: Any, kind: IcebergType) -> bool:
+    """Compare a JSON value with an engine's value of one type."""
+    if must is None or does is None:
+        return must is does
     try:
-        return bool(_plain(must, kind) == _plain(does, kind))
-    except (ValueError, TypeError, KeyError, ArithmeticError, struct.error):
+        return _equal(must, does, kind)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, struct.error):
         return False  # one of the two is no value of this type
+
+
+def _equal(must: Any, does: Any, kind: IcebergType) -> bool:
+    match kind:
+        case StringType():
+            # JSON that is no string stands as its text, in whatever spelling.
+            return bool(must == does if isinstance(must, str) else json.loads(does, parse_float=Decimal) == must)
+        case ListType(element_type=element):
+            return len(must) == len(does) and all(_same(m, d, element) for m, d in zip(must, does, strict=True))
+        case MapType(key_type=key, value_type=inner):
+            wanted = {_plain(k, key): v for k, v in must.items()}
+            found = {_plain(k, key): v for k, v in (does.items() if isinstance(does, Mapping) else does)}
+            return wanted.keys() == found.keys() and all(_same(wanted[k], found[k], inner) for k in wanted)
+        case StructType(fields=fields):
+            return all(_same(must.get(f.name), does.get(f.name), f.field_type) for f in fields)
+        case _:
+            return bool(_plain(must, kind) == _plain(does, kind))
 
 
 # ── values ─────────────────────────────────────────────────────────────────────────────────
 def _plain(value: Any, kind: IcebergType) -> Any:
-    """Bring a JSON value and an engine's value of one type to the same, hashable form."""
-    if value is None:
-        return None
-    match kind:
-        case ListType(element_type=element):
-            return tuple(_plain(v, element) for v in value)
-        case MapType(key_type=key, value_type=inner):
-            pairs = value.items() if isinstance(value, Mapping) else value
-            return frozenset((_plain(k, key), _plain(v, inner)) for k, v in pairs)
-        case StructType(fields=fields):
-            return tuple(_plain(value.get(f.name), f.field_type) for f in fields)
-        case _:
-            return _SCALARS.get(type(kind), _instant_or_text)(value, kind)
+    """Bring a JSON value and an engine's value of a scalar type to the same, hashable form."""
+    return _SCALARS.get(type(kind), _instant)(value, kind)
 
 
 def _boolean(value: Any, _: IcebergType) -> bool:
@@ -256,38 +265,10 @@ def _decimal(value: Any, _: IcebergType) -> Decimal:
         raise ValueError(value) from error
 
 
-def _text(value: Any, _: IcebergType) -> Any:
-    """Text stands for itself; JSON that is no string stands as its text, in whatever spelling."""
+def _text(value: Any, _: IcebergType) -> str:
     if not isinstance(value, str):
-        return _Json(value)
-    return _Text(value)
-
-
-class _Text(str):
-    """An engine's text, which may be the JSON text of something else."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return other == self if isinstance(other, _Json) else str.__eq__(self, str(other))
-
-    __hash__ = str.__hash__
-
-
-@dataclass(frozen=True, eq=False)
-class _Json:
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, _Json):
-            return bool(self.value == other.value)
-        try:
-            return bool(json.loads(str(other), parse_float=Decimal) == self.value)
-        except ValueError:
-            return False
-
-    def __hash__(self) -> int:
-        return hash(json.dumps(self.value, sort_keys=True, default=str))
+        raise TypeError(value)
+    return value
 
 
 def _date(value: Any, _: IcebergType) -> date:
@@ -312,7 +293,7 @@ def _bytes(value: Any, _: IcebergType) -> bytes:
     return bytes(value)
 
 
-def _instant_or_text(value: Any, kind: IcebergType) -> Any:
+def _instant(value: Any, kind: IcebergType) -> Any:
     """Count nanoseconds since 1970. A time with a zone is an instant; one without is taken by the clock on the wall."""
     zoned = str(kind).startswith("timestamptz")
     if isinstance(value, datetime):

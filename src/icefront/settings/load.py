@@ -30,8 +30,7 @@ def load_project(start: Path | str = ".") -> Project:
     if found is None:
         return Project.of({}, folder=start if start.is_dir() else start.absolute().parent)
     document = read_document(found)
-    project = build(Project, document.data, document.places, found.parent, found=document.problems)
-    return project.placed(document.places)
+    return build(Project, document.data, document.places, found.parent, found=document.problems)
 
 
 def load_pipeline(path: Path | str) -> PipelineSettings:
@@ -39,7 +38,4 @@ def load_pipeline(path: Path | str) -> PipelineSettings:
     path = Path(path)
     document = read_document(path)
     hidden = {"project": load_project(path), "file": path.absolute()}
-    settings = build(
-        PipelineSettings, document.data, document.places, path.absolute().parent, found=document.problems, hidden=hidden
-    )
-    return settings.placed(document.places)
+    return build(PipelineSettings, document.data, document.places, path.absolute().parent, found=document.problems, hidden=hidden)

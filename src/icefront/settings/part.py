@@ -50,7 +50,7 @@ class Part(BaseModel):
         try:
             super().__init__(**filled)
         except ValidationError as error:
-            raise config_error(places, [*problems, *problems_in(error)]) from None
+            raise config_error(places, _without_repeats(places, problems, error)) from None
         if problems:
             raise config_error(places, problems)
         self._places = places
@@ -128,15 +128,20 @@ def build(
         raise config_error(places, [((), Problem(f"expected a mapping, got {describe(data)}", "write `key: value` lines"))])
     filled, problems = fill_in(dict(data), folder)
     problems += [((key,), unknown_key(key, cls.known_keys())) for key in data if key in cls.HIDDEN and hidden is not None]
-    failed = {loc for loc, _ in problems}
     try:
         made = cls.model_validate({**filled, **(hidden or {})}, context={"folder": folder})
     except ValidationError as error:
-        problems += [(loc, problem) for loc, problem in problems_in(error) if places.written(loc) not in failed]
+        problems = _without_repeats(places, problems, error)
     located = list(found)
     if problems or located:
         raise config_error(places, problems, located)
-    return made
+    return made.placed(places)
+
+
+def _without_repeats(places: Places, problems: list[Found], error: ValidationError) -> list[Found]:
+    """Add what validation found, except about values that could not even be filled in."""
+    failed = {loc for loc, _ in problems}
+    return [*problems, *((loc, problem) for loc, problem in problems_in(error) if places.written(loc) not in failed)]
 
 
 def config_error(places: Places, problems: Iterable[Found], located: Iterable[tuple[Loc, Problem, Spot]] = ()) -> ConfigError:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
 
+from icefront.core.errors import ConfigError
 from icefront.settings.part import Found, Part, Properties, folder_of
 from icefront.settings.problems import Problem, closest, describe, unavailable, unknown_key
 from icefront.settings.secrets import has_password, reveal
@@ -133,6 +134,16 @@ class Catalog(Part):
         if self.type == "jdbc":
             return {"type": "sql"} | properties | {"uri": properties.get("uri", "").removeprefix("jdbc:")}
         return {"type": self.type} | properties
+
+    def create_folder(self) -> None:
+        """Make the folder of an embedded catalog: SQLite makes its file, but no folder. Other catalogs need nothing."""
+        if self.type != "sqlite":
+            return
+        try:
+            (self._folder / "warehouse").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fact = f"the catalog's folder {self._folder} cannot be made: {error.strerror}"
+            raise ConfigError(fact, "name a folder that this user may write, with `path` in icefront.yaml") from error
 
     @property
     def _folder(self) -> Path:

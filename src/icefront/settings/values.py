@@ -37,7 +37,7 @@ _SIZE_UNITS = {
     "B": 1,
 }
 _SPOKEN_SIZES = {unit.lower(): unit for unit in _SIZE_UNITS}
-_QUANTITY = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([A-Za-zµ]*)")
+_QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-zµ]*)")
 _MOST = 2**63 - 1
 
 

@@ -1,31 +1,41 @@
 """The Iceberg sink: one table, one mark, one fenced snapshot per epoch.
 
-    open ─▶ claim ─▶ (prepare ─▶ writer … workers … closed files) ─▶ publish
+open ─▶ claim ─▶ (prepare ─▶ writer … workers … closed files) ─▶ publish
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import NestedField
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import ConfigError, NotOurs, SchemaRefused, Stopped
-from icefront.core.files import Staged
+from icefront.core.errors import NotOurs, SchemaRefused, Stopped
+from icefront.core.files import ClosedFile, Staged
 from icefront.core.marks import Identity, Mark, canonical
 from icefront.core.ports import EpochWriter, Wish
-from icefront.core.protocol import Answer, Claim, Head, Landed, NotLanded, Outcome, Publication, Request, Send, claiming, fence, publishing
+from icefront.core.protocol import (
+    Answer,
+    Claim,
+    Head,
+    Landed,
+    NotLanded,
+    Outcome,
+    Publication,
+    Request,
+    Send,
+    claiming,
+    fence,
+    publishing,
+)
 from icefront.iceberg import evolution, summary
 from icefront.iceberg.java import Gateway, JavaObject, JavaTable
 from icefront.iceberg.partitions import PartitionField
@@ -208,7 +218,9 @@ class IcebergSink:
 
     def _current_fields(self) -> tuple[PartitionField, ...]:
         schema = Schema.model_validate_json(self._live().schema_json())
-        return tuple(PartitionField.of(f, schema) for f in self._spec().fields if not f.transform.__class__.__name__.startswith("Void"))
+        return tuple(
+            PartitionField.of(f, schema) for f in self._spec().fields if not f.transform.__class__.__name__.startswith("Void")
+        )
 
     def _layout(self) -> TableLayout:
         table = self._live()
@@ -286,7 +298,7 @@ class IcebergSink:
         sent = 0
         while True:
             try:
-                request = conversation.send(answer)  # type: ignore[arg-type] — a generator starts with None
+                request = next(conversation) if answer is None else conversation.send(answer)
             except StopIteration as done:
                 result: T = done.value
                 return result
@@ -304,9 +316,12 @@ class IcebergSink:
         intent = request.intent
         table = self._live()
         mark = intent.mark()
+        files: Sequence[ClosedFile] = ()
+        properties: Mapping[str, str] = {}
         match intent:
             case Claim():
-                entries, files, step = summary.of_claim(mark), (), "claim"
+                entries, step = summary.of_claim(mark), "claim"
+                properties = {SHARED: "true" if self._wanted.shared else "false"}
             case Publication(staged=staged):
                 entries, files, step = summary.of_epoch(mark, staged), staged.files, "publish"
 
@@ -317,7 +332,13 @@ class IcebergSink:
 
         failpoint(f"{step}.before")
         answer = table.commit_fenced(
-            self._wanted.pipeline, files, entries, mark, check, before_commit=lambda: failpoint(f"{step}.before-commit")
+            self._wanted.pipeline,
+            files,
+            entries,
+            properties,
+            mark,
+            check,
+            before_commit=lambda: failpoint(f"{step}.before-commit"),
         )
         failpoint(f"{step}.after")
         return answer
@@ -328,12 +349,15 @@ class IcebergSink:
         specs = {int(spec.specId()) for spec in metadata.specs()}
         lost = {f.spec_id for f in staged.files} - specs
         if lost:
-            raise Stopped(f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew")
+            raise Stopped(
+                f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew"
+            )
         schema = metadata.schema()
         for equality_id in {i for f in staged.files for i in f.equality_ids}:
             if schema.findField(equality_id) is None:
                 raise SchemaRefused(
-                    f"key column with field id {equality_id} was dropped from {self.target}", "add the column back, or write to a new table"
+                    f"key column with field id {equality_id} was dropped from {self.target}",
+                    "add the column back, or write to a new table",
                 )
         if self._wanted.deletes == "scoped" and len(specs) > 1 and any(f.equality_ids for f in staged.files):
             raise Stopped(

@@ -17,12 +17,12 @@ from pyspark import daemon
 def preload() -> None:
     """Import what every worker needs. Without Icefront on this machine, workers import it themselves."""
     with contextlib.suppress(ImportError):
-        import icefront.kernels.parquet  # noqa: PLC0415, F401 — the point is to import before the fork
+        import icefront.kernels.parquet  # noqa: PLC0415 — the point is to import before the fork
         import icefront.sources.changefeed  # noqa: PLC0415
         import icefront.spark.job  # noqa: PLC0415, F401
 
 
 if __name__ == "__main__":
-    zipimport.zipimporter.invalidate_caches = lambda _self: None  # type: ignore[method-assign]
+    setattr(zipimport.zipimporter, "invalidate_caches", lambda _self: None)  # noqa: B010 — typed as a method
     preload()
     daemon.manager()

@@ -44,7 +44,9 @@ def write_frame(df: DataFrame, work: FrameWork) -> tuple[tuple[ClosedFile, ...],
     """Net and write `df`; return its closed files and the number of changes by kind."""
     missing = [c for c in (*work.keys, work.sequence_by, work.op) if c is not None and c not in df.columns]
     if missing:
-        raise ConfigError(f"the DataFrame has no column {', '.join(missing)}; it has {', '.join(df.columns)}", "correct the arguments")
+        raise ConfigError(
+            f"the DataFrame has no column {', '.join(missing)}; it has {', '.join(df.columns)}", "correct the arguments"
+        )
     ship_package(df.sparkSession)
     rows = df.repartition(*work.keys).mapInArrow(_Stage(work), _RESULT).collect()
     files: list[ClosedFile] = []
@@ -112,7 +114,9 @@ def as_changes(rows: pa.Table, work: FrameWork) -> pa.Table:
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
     if column.null_count:
-        raise BadRow(f"{column.null_count} rows have no value in the sequence_by column", "fill it: without it their order is unknown")
+        raise BadRow(
+            f"{column.null_count} rows have no value in the sequence_by column", "fill it: without it their order is unknown"
+        )
     return np.asarray(pc.rank(column, tiebreaker="dense"), dtype=np.int64)
 
 

@@ -86,10 +86,13 @@ def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Seq
 
 
 def _collect(rows: Iterable[Any], expected: int) -> Written:
-    files, reports, errors = [], [], []
+    files: list[ClosedFile] = []
+    reports: list[Report] = []
+    errors: list[tuple[int, IcefrontError]] = []
+    kinds: dict[str, list[Any]] = {_FILE: files, _REPORT: reports, _ERROR: errors}
     for row in rows:
         value = pickle.loads(bytes(row["payload"]))  # noqa: S301 — written by our own workers
-        {_FILE: files, _REPORT: reports, _ERROR: errors}[row["kind"]].append(value)
+        kinds[row["kind"]].append(value)
     if errors:
         raise min(errors, key=lambda pair: pair[0])[1]
     if (found := {r.split for r in reports}) != set(range(expected)):

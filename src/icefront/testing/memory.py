@@ -99,7 +99,8 @@ class MemoryTable:
     """A table with Iceberg's rules: an equality delete hides rows of strictly lower sequence numbers.
 
     `fail`, `lose_answers` and `repeat` make so many of the next commits fail before they are
-    applied, be applied without an answer, or be applied and then requested a second time.
+    applied, be applied without an answer, or be applied and then requested a second time;
+    `meanwhile` is done once, between the next commit's sending and its arrival.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class MemoryTable:
         self.mark: Mark | None = None
         self.sequence = 0
         self.schema_id = 0
-        self.before_commit: Callable[[], None] | None = None
+        self.meanwhile: Callable[[], object] | None = None
         self._ids = 0
         self._head: Head | None = None
 
@@ -141,8 +142,9 @@ class MemoryTable:
 
     def send(self, intent: Claim | Publication) -> Landed | NotLanded:
         """Apply under the fence and answer, as far as the failure switches let it."""
-        if self.before_commit is not None:
-            self.before_commit()
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            meanwhile()
         if self.fail:
             self.fail -= 1
             return NotLanded("failed before it was applied")
@@ -201,10 +203,13 @@ class MemoryTable:
         self._head = None
         return snapshot
 
-    def append(self, path: str, rows: Iterable[Row]) -> Snapshot:
-        """Append rows the way a foreign writer does."""
+    def append(self, path: str, rows: Iterable[Row], mark: Mark | None = None) -> Snapshot:
+        """Append rows the way a foreign writer does, or another pipeline that keeps its own `mark`."""
         self.storage.write(path, rows)
-        return self.commit([path])
+        ours = self.mark
+        snapshot = self.commit([path], mark=mark, claims=mark is not None)
+        self.mark = ours
+        return snapshot
 
     def rewrite(self, planned: Snapshot, sources: Collection[str], path: str) -> Snapshot | None:
         """Merge `sources`, as they read in `planned`, into one file; give up if the branch has left them.
@@ -329,6 +334,11 @@ class Feed:
         return self.delivered == len(self.script)
 
     @property
+    def end(self) -> int:
+        """The greatest resolved timestamp so far."""
+        return max(self.resolved, default=0)
+
+    @property
     def earliest(self) -> Timestamp:
         return at(self.released) if self.released else ORIGIN
 
@@ -342,11 +352,13 @@ class Feed:
 
     def cuts(self, after: int, frontier: Callable[[Timestamp], Timestamp]) -> tuple[Cut, ...]:
         """Return the cuts after the rank `after`; `frontier` says where a resolved timestamp puts one."""
-        found: list[Cut] = []
-        for resolved in self.resolved:
-            if resolved >= after:
-                found.append(Cut(frontier(at(resolved)), self.sizes.get(resolved, 0), resolved in self.schema_changes))
-        return tuple(found)
+        return tuple(
+            [
+                Cut(frontier(at(resolved)), self.sizes.get(resolved, 0), resolved in self.schema_changes)
+                for resolved in self.resolved
+                if resolved >= after
+            ]
+        )
 
     def schema_at(self, lower: int) -> int:
         """Return the schema version of changes from the rank `lower` on."""

@@ -8,10 +8,9 @@ hand), and that generations grow (run names are unique already).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -43,6 +42,7 @@ from icefront.core.protocol import (
 from icefront.core.timestamps import Timestamp
 from icefront.testing.memory import Change, Fence, MemoryTable
 from icefront.testing.rules import Netted, Rules, usable
+from icefront.testing.simulator import Simulation, Violation
 
 _decide = protocol.decide
 _check_lineage = protocol.check_lineage
@@ -54,7 +54,7 @@ class Mutant:
 
     name: str
     rules: Rules = field(default_factory=Rules)
-    inner: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    inner: Mapping[str, Any] = field(default_factory=dict)
     within: int = 2000
 
     @contextmanager
@@ -378,13 +378,12 @@ MUTANTS = (
 )
 
 
-def catch(mutant: Mutant, run: Callable[[int, Rules], object], seeds: Iterable[int]) -> tuple[int, AssertionError] | None:
-    """Return how many seeds it took and the violation, or None if the mutant survived."""
+def catch(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, Violation] | None:
+    """Return how many seeds it took and the violation, or None if the mutant survived them."""
     with mutant.at_work() as rules:
-        attempt = partial(run, rules=rules)
         for tried, seed in enumerate(seeds, 1):
             try:
-                attempt(seed)
-            except AssertionError as violation:
+                Simulation(seed, rules).run()
+            except Violation as violation:
                 return tried, violation
     return None

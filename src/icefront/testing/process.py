@@ -8,7 +8,8 @@ a run that is never resumed has crashed, one that is resumed much later was a zo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -63,6 +64,7 @@ class World:
     feed: Feed
     notes: Notes = field(default_factory=Notes)
     settings_of: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     attempts: int = 0
 
 
@@ -118,6 +120,7 @@ class Process:
                 yield from self._publish(number, staged)
                 if number in self.stopped:
                     break
+                world.counts["epochs recovered from notes"] += 1
                 self.starts[number] = staged.position
 
     def _usable_notes(self, table: MemoryTable) -> list[Staged]:
@@ -185,7 +188,7 @@ class Process:
         if len(self.marks) == len(self.world.tables):
             yield from self._release(rules.releasable(self.marks.values(), ()))
 
-    def _release(self, marks: Any) -> Steps[None]:
+    def _release(self, marks: Iterable[Mark]) -> Steps[None]:
         """Release the source at what every target is past."""
         known = list(marks)
         if len(known) == len(self.world.tables):
@@ -252,9 +255,7 @@ class Process:
                 if files and rng.random() < 0.03:
                     files = deduplicate((*files, files[0]))
                 place = self._position(number, epoch, listed)
-                staged = Staged(
-                    PIPELINE, table.name, epoch, named, place, files, table.schema_id, self.settings, fresh
-                )
+                staged = Staged(PIPELINE, table.name, epoch, named, place, files, table.schema_id, self.settings, fresh)
                 yield Act("stage", partial(world.notes.put, staged))
         assert staged is not None
         self.starts[number] = staged.position
@@ -268,7 +269,14 @@ class Process:
         return position(world.rules.low_water(world.feed.files, low, now, upper, number), upper)
 
     def _write_split(
-        self, number: int, epoch: Epoch, named: UUID, listed: int, split: int, splits: int, fresh: bool  # noqa: FBT001
+        self,
+        number: int,
+        epoch: Epoch,
+        named: UUID,
+        listed: int,
+        split: int,
+        splits: int,
+        fresh: bool,  # noqa: FBT001
     ) -> tuple[ClosedFile, ...]:
         """Read, net and write one split: data, and a delete for every key it touches."""
         world = self.world

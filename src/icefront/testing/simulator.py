@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from icefront.core.epochs import Minting
+from icefront.core.epochs import Minting, origin_id
 from icefront.core.errors import (
     CommitUncertain,
     ConnectionFailed,
@@ -38,13 +38,14 @@ from icefront.core.errors import (
     RolledBack,
 )
 from icefront.core.files import Staged
-from icefront.core.marks import Mark
+from icefront.core.marks import START, Identity, Mark, Writer
 from icefront.core.protocol import Answer, Claim, Landed, NotLanded, Publication, Published, Refusal
-from icefront.core.timestamps import ORIGIN
+from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.testing.memory import Change, Feed, MemoryTable, PathReused, Row, Snapshot, Storage, Unreadable, at, rank
 from icefront.testing.process import Act, Commit, Process, World
 from icefront.testing.rules import REAL, Rules
 
+OTHERS = Mark("another", Timestamp(1), origin_id("another", "t0"), START, Identity("{}"), Writer("another", 1))
 FOREIGN = 1000  # keys from here on belong to foreign writers
 LIMIT = 4000  # turns after which a run without faults counts as stuck
 
@@ -140,6 +141,8 @@ def script(rng: Random, targets: int, *, evolving: bool) -> Feed:
         half = int(rng.random() * (len(rows) + 1))
         events += [tuple(part) for part in (rows[:half], rows[half:]) if part]
         events.append(resolved)
+        if rng.random() < 0.1:
+            events.append(segments[int(rng.random() * (number + 1))][1])  # again, or an older one
         sizes[resolved] = len(changes)
         if evolving and rng.random() < 0.2:
             schema_changes.add(resolved)
@@ -151,9 +154,8 @@ class Simulation:
 
     def __init__(self, seed: int, rules: Rules = REAL) -> None:
         self.seed = seed
-        self.rng = rng = Random(seed)
+        self.rng = rng = Random(seed)  # noqa: S311 — repeatable is the point
         self.rules = rules
-        self.counts: Counter[str] = Counter()
         self.log: list[tuple[int, str, object, object]] = []
         self.now = 0
         targets = 1 if rng.random() < 0.6 else 2
@@ -167,6 +169,7 @@ class Simulation:
         tables = [MemoryTable(f"t{n}", storage) for n in range(targets)]
         feed = script(rng, targets, evolving=rng.random() < 0.3)
         self.world = World(rng, rules, minting, rng.random() < 0.3, storage, tables, feed)
+        self.counts = self.world.counts
         self.watches = {table.name: Watch() for table in tables}
         self.faulty = (0.0, 0.1, 0.25, 0.4)[int(rng.random() * 4)]
         self.lossy = rng.random() < 0.3
@@ -194,7 +197,7 @@ class Simulation:
             (self._compact, 0.5),
             (self._expire, 0.5),
             (self._evolve, 0.2),
-            (self._roll, 0.2),
+            (self._roll, 0.25),
             (self._replace, 0.06),
         ):
             if rng.random() < chance:
@@ -220,7 +223,7 @@ class Simulation:
         """Phase one: everything goes wrong."""
         rng = self.rng
         self._start()
-        if self.crowded:
+        if self.crowded or self.twinned:
             self._start()
         for _ in range(60 + int(rng.random() * 120)):
             self.now += 1
@@ -280,7 +283,7 @@ class Simulation:
             self._turn(process)
         while self.late:
             self._land_late(0)
-        end = at(feed.resolved[-1]).next()
+        end = at(feed.end).next()
         for number, table in enumerate(self.world.tables):
             if number in process.stopped:
                 self.counts["ended: " + type(process.stopped[number]).__name__] += 1
@@ -292,8 +295,10 @@ class Simulation:
 
     def _done(self) -> bool:
         feed = self.world.feed
-        return feed.ended and not self.zombies and all(
-            table.mark is not None and rank(table.mark.frontier) > feed.resolved[-1] for table in self.world.tables
+        return (
+            feed.ended
+            and not self.zombies
+            and all(table.mark is not None and rank(table.mark.frontier) > feed.end for table in self.world.tables)
         )
 
     def _due(self) -> None:
@@ -434,8 +439,8 @@ class Simulation:
         while process.reports:
             self._check_report(process, answer, *process.reports.pop())
         if len(process.stopped) != stopped:
-            number, error = list(process.stopped.items())[-1]
-            self._judge(process, self.world.tables[number], error)
+            number, reason = list(process.stopped.items())[-1]
+            self._judge(process, self.world.tables[number], reason)
 
     def _judge(self, process: Process, table: MemoryTable | None, error: IcefrontError) -> None:
         """Stopping is an outcome only for the right reason."""
@@ -528,9 +533,7 @@ class Simulation:
             if self.world.settings_of[file.path] != self.settings[onto.writer.id]:
                 raise self.violation(f"{file.path} was written under other settings")
 
-    def _check_report(
-        self, process: Process, answer: object, table: MemoryTable, staged: Staged, outcome: Published
-    ) -> None:
+    def _check_report(self, process: Process, answer: object, table: MemoryTable, staged: Staged, outcome: Published) -> None:
         """Check what a writer takes for published because it looked, and has just looked."""
         if isinstance(answer, Landed):
             return
@@ -596,8 +599,9 @@ class Simulation:
             return
         self.counts["foreign commits"] += 1
         key = FOREIGN + self.counts["foreign commits"]
-        table.append(f"{table.name}/foreign-{key}", [(key, 0)])
-        self.note("foreign", "appends to", table.name)
+        mark = OTHERS if self.rng.random() < 0.3 else None
+        table.append(f"{table.name}/foreign-{key}", [(key, 0)], mark)
+        self.note(mark.pipeline if mark else "foreign", "appends to", table.name)
         self._foreign_came(table)
 
     def _foreign_came(self, table: MemoryTable) -> None:
@@ -639,7 +643,7 @@ class Simulation:
     def _expire(self, table: MemoryTable) -> None:
         if not self.watches[table.name].tainted and len(table.snapshots) > 1:
             self.counts["expiries"] += 1
-            keep = 1 + int(self.rng.random() * 3)
+            keep = 1 + int(self.rng.random() * 2.5)
             table.expire(keep)
             self.note("expirer", f"keeps {keep} snapshots of", table.name)
             self.check(self.world.tables.index(table))
@@ -663,10 +667,12 @@ class Simulation:
             return
         self.counts["rollbacks"] += 1
         watch.before = table.current
-        table.roll_to(ancestors[int(self.rng.random() * len(ancestors))])
+        table.roll_to(ancestors[-1 if self.rng.random() < 0.5 else int(self.rng.random() * len(ancestors))])
         watch.rolled = watch.suspect = True
         watch.tainted = watch.last in table.snapshots and all(s.id != watch.last for s in table.chain())
-        self.note("operator", f"rolls back {table.name} to {table.current},", "losing epochs" if watch.tainted else "losing nothing")
+        self.note(
+            "operator", f"rolls back {table.name} to {table.current},", "losing epochs" if watch.tainted else "losing nothing"
+        )
         self.check(self.world.tables.index(table))
 
     def _replace(self, table: MemoryTable) -> None:
@@ -735,7 +741,7 @@ def sweep(first: int, seeds: int, *, processes: int = 1, progress: Callable[[int
     size = 500
     parts = [range(begin, min(begin + size, first + seeds)) for begin in range(first, first + seeds, size)]
     counts: Counter[str] = Counter()
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for number, (found, violation) in enumerate(pool.imap_unordered(_part, parts), 1):
             if violation is not None:
                 raise Violation(*violation)
@@ -747,7 +753,9 @@ def sweep(first: int, seeds: int, *, processes: int = 1, progress: Callable[[int
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line: 0 when every promise was kept, 1 with the trace when not."""
-    parser = argparse.ArgumentParser(prog="python -m icefront.testing.simulator", description="Run the protocol through seeded failures.")
+    parser = argparse.ArgumentParser(
+        prog="python -m icefront.testing.simulator", description="Run the protocol through seeded failures."
+    )
     parser.add_argument("--seeds", type=int, default=20_000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=1)
@@ -769,7 +777,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for name, count in sorted(counts.items()):
         out.write(f"{count:10,}  {name}\n")
-    out.write(f"{1 if chosen.seed is not None else chosen.seeds:,} seeds in {time.perf_counter() - started:.1f} s, every promise kept\n")
+    out.write(
+        f"{1 if chosen.seed is not None else chosen.seeds:,} seeds in {time.perf_counter() - started:.1f} s, every promise kept\n"
+    )
     return 0
 
 

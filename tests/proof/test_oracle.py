@@ -1,0 +1,229 @@
+"""The second opinion: replaying a feed in the plainest way, and comparing typed values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import io
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from icefront.core.errors import BadRow
+from icefront.proof.oracle import compare, replay, replay_files
+from icefront.testing.feeds import Feed, encode
+
+NAME = "202004022058072107140000000000000-56087568dba1e6b8-1-72-00000000-t-1.ndjson"
+
+
+def replayed(*lines: str, frontier: str | None = None, name: str = NAME) -> dict[Any, Any]:
+    return replay_files([(name, io.BytesIO("\n".join(lines).encode()))], "t", ["id"], frontier)
+
+
+def message(key: int, updated: str, value: str | None) -> str:
+    after = "null" if value is None else f'{{"id": {key}, "v": "{value}"}}'
+    return f'{{"after": {after}, "key": [{key}], "updated": "{updated}"}}'
+
+
+# ── replaying ──────────────────────────────────────────────────────────────────────────────
+def test_the_documented_messages_are_replayed():
+    rows = replayed(
+        '{"after": {"id": 4, "name": "Danny"}, "key": [4], "updated": "1585861087210714000.0000000000"}',
+        '{"after": null, "key": [5], "updated": "1585861087210714000.0000000001"}',
+        '{"after": {"id": 5, "name": "Petee"}, "key": [5], "updated": "1585861087210714000.0000000000"}',
+        '{"resolved": "1585861087210714000.0000000000"}',
+    )
+    assert rows == {(4,): {"id": 4, "name": "Danny"}}
+
+
+def test_the_last_version_wins_in_any_order_and_however_often_it_comes():
+    lines = [message(1, "5.0000000000", "old"), message(1, "5.0000000002", "new"), message(1, "5.0000000001", None)]
+    assert replayed(*lines, *lines)[1,]["v"] == "new"
+    assert replayed(*reversed(lines))[1,]["v"] == "new"
+
+
+def test_only_what_is_before_the_frontier_counts():
+    lines = [message(1, "5.0000000000", "old"), message(1, "6.0000000000", "new")]
+    assert replayed(*lines, frontier="6.0000000000")[1,]["v"] == "old"
+    assert replayed(*lines, frontier="6.0000000001")[1,]["v"] == "new"
+    assert replayed(*lines, frontier="5.0000000000") == {}
+
+
+def test_numbers_stay_exact():
+    rows = replayed('{"after": {"id": 9007199254740993, "v": 0.1234567890123456789}, "key": [1], "updated": "5.0000000000"}')
+    assert rows[9007199254740993,]["v"] == Decimal("0.1234567890123456789")
+
+
+def test_the_bare_envelope_is_understood():
+    rows = replayed('{"id": 1, "v": "x", "__crdb__": {"updated": "5.0000000000", "key": [1]}}')
+    assert rows == {(1,): {"id": 1, "v": "x"}}
+
+
+def test_other_tables_and_other_files_do_not_matter():
+    assert replayed(message(1, "5.0000000000", "x"), name=NAME.replace("-t-1", "-tt-1")) == {}
+    assert replayed("garbage", name="_SUCCESS") == {}
+
+
+def test_compressed_files_are_replayed():
+    text = (message(1, "5.0000000000", "x") + "\n").encode()
+    for suffix, packed in ((".gz", gzip.compress(text)), (".zst", pa.compress(text, codec="zstd", asbytes=True))):
+        assert replay_files([(NAME + suffix, io.BytesIO(packed))], "t", ["id"]) == {(1,): {"id": 1, "v": "x"}}
+
+
+def test_a_line_that_is_no_message_is_named():
+    with pytest.raises(BadRow, match=f"{NAME}:2"):
+        replayed(message(1, "5.0000000000", "x"), "{")
+
+
+@pytest.mark.parametrize("codec", ["", "gzip", "zstd"])
+def test_it_agrees_with_a_feed_that_knows_what_it_said(codec: str, tmp_path: Path):
+    feed = Feed(tmp_path, seed=11, codec=codec)
+    feed.scan(10)
+    for _ in range(6):
+        feed.advance(60)
+        feed.restart()
+    feed.lag()
+    for resolved in feed.resolved:
+        for table in feed.tables:
+            expected = {key: encode(dict(row)) for key, row in feed.state(table.name, resolved.next()).items()}
+            found = replay(tmp_path, table.name, table.keys, str(resolved.next()))
+            assert {key: encode(dict(row)) for key, row in found.items()} == expected
+
+
+# ── comparing ──────────────────────────────────────────────────────────────────────────────
+def schema(kind: IcebergType) -> Schema:
+    return Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "v", kind, required=False))
+
+
+def same(must: Any, does: Any, kind: IcebergType) -> bool:
+    return not compare({(1,): {"id": 1, "v": must}}, [{"id": 1, "v": does}], schema(kind), ["id"])
+
+
+UTC = dt.UTC
+LIST = ListType(3, IntegerType(), element_required=False)
+STRUCT = StructType(NestedField(3, "a", LongType(), required=False), NestedField(4, "b", StringType(), required=False))
+MAP = MapType(3, StringType(), 4, LongType(), value_required=False)
+
+
+@pytest.mark.parametrize(
+    ("must", "does", "kind"),
+    [
+        (None, None, StringType()),
+        (True, True, BooleanType()),
+        (2**63 - 1, 2**63 - 1, LongType()),
+        ("7", 7, LongType()),
+        (Decimal("1.50"), Decimal("1.5"), DecimalType(5, 2)),
+        ("1.50", Decimal("1.50"), DecimalType(5, 2)),
+        (3, Decimal("3.00"), DecimalType(5, 2)),
+        (Decimal("0.1"), 0.1, DoubleType()),
+        (Decimal("0.1"), 0.10000000149011612, FloatType()),
+        ("NaN", float("nan"), DoubleType()),
+        ("-Infinity", float("-inf"), DoubleType()),
+        ("text", "text", StringType()),
+        ({"b": [1, None], "a": Decimal("2.50")}, '{"a": 2.50, "b": [1, null]}', StringType()),
+        ([1], "[1]", StringType()),
+        (3, "3", StringType()),
+        ("2026-01-02", dt.date(2026, 1, 2), DateType()),
+        ("12:30:00.5", dt.time(12, 30, 0, 500_000), TimeType()),
+        ("2026-01-02T03:04:05.123456Z", dt.datetime(2026, 1, 2, 3, 4, 5, 123456, UTC), TimestamptzType()),
+        ("2026-01-02T05:04:05+02:00", dt.datetime(2026, 1, 2, 3, 4, 5, 0, UTC), TimestamptzType()),
+        ("2026-01-02 03:04:05+00", dt.datetime(2026, 1, 2, 3, 4, 5, 0, UTC), TimestamptzType()),
+        ("2026-01-02T03:04:05Z", dt.datetime(2026, 1, 2, 3, 4, 5, 0, UTC).astimezone().replace(tzinfo=None), TimestamptzType()),
+        ("2026-01-02T03:04:05.12", dt.datetime(2026, 1, 2, 3, 4, 5, 120_000), TimestampType()),  # noqa: DTZ001
+        ("1969-12-31T23:59:59.5Z", dt.datetime(1969, 12, 31, 23, 59, 59, 500_000, UTC), TimestamptzType()),
+        ("6F1D4D54-7E0E-5F0C-9A54-1CEF20407A11", UUID("6f1d4d54-7e0e-5f0c-9a54-1cef20407a11"), UUIDType()),
+        ("6f1d4d54-7e0e-5f0c-9a54-1cef20407a11", UUID("6f1d4d54-7e0e-5f0c-9a54-1cef20407a11").bytes, UUIDType()),
+        ("\\x00ff", b"\x00\xff", BinaryType()),
+        ("\\x", bytearray(), BinaryType()),
+        ([1, None], [1, None], LIST),
+        ({"a": 1, "b": "x"}, {"a": 1, "b": "x"}, STRUCT),
+        ({"x": 1, "y": None}, [("y", None), ("x", 1)], MAP),
+        ({"x": 1}, {"x": 1}, MAP),
+    ],
+)
+def test_equal_values_in_other_clothes_are_equal(must: Any, does: Any, kind: IcebergType):
+    assert same(must, does, kind)
+
+
+@pytest.mark.parametrize(
+    ("must", "does", "kind"),
+    [
+        (None, "", StringType()),
+        ("x", None, StringType()),
+        (1, True, BooleanType()),
+        (2**63 - 1, 2**63 - 2, LongType()),
+        (9007199254740993, 9007199254740992, LongType()),
+        (Decimal("1.501"), Decimal("1.50"), DecimalType(5, 2)),
+        (Decimal("0.1"), 0.2, DoubleType()),
+        ("NaN", None, DoubleType()),
+        ("a", "A", StringType()),
+        ({"a": 1}, '{"a": 2}', StringType()),
+        ({"a": 1}, "not json", StringType()),
+        ("3", 3.0, StringType()),
+        ("2026-01-02", dt.date(2026, 1, 3), DateType()),
+        ("2026-01-02T03:04:05.123456Z", dt.datetime(2026, 1, 2, 3, 4, 5, 123455, UTC), TimestamptzType()),
+        ("2026-01-02T03:04:05.1234567Z", dt.datetime(2026, 1, 2, 3, 4, 5, 123456, UTC), TimestamptzType()),
+        ("yesterday", dt.datetime(2026, 1, 2, tzinfo=UTC), TimestamptzType()),
+        ("\\x00", b"\x01", BinaryType()),
+        ("00", b"\x00", BinaryType()),
+        ([1], [1, None], LIST),
+        ({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, STRUCT),
+        ({"x": 1}, [], MAP),
+    ],
+)
+def test_other_values_are_told_apart(must: Any, does: Any, kind: IcebergType):
+    assert not same(must, does, kind)
+
+
+def test_all_that_is_wrong_is_reported_with_both_values():
+    expected = {(n,): {"id": n, "v": str(n)} for n in range(4)}
+    rows = [{"id": 0, "v": "0"}, {"id": 1, "v": "one"}, {"id": 9, "v": "9"}, {"id": 0, "v": "0"}, {"id": 3, "v": "3"}]
+    difference = compare(expected, rows, schema(StringType()), ["id"])
+    assert difference
+    assert difference.rows == 5
+    assert difference.counts == {"missing": 1, "extra": 1, "repeated": 1, "differing": 1}
+    assert difference.missing == [(2,)]
+    assert difference.extra == [(9,)]
+    assert difference.repeated == [(0,)]
+    (wrong,) = difference.differing
+    assert (wrong.key, wrong.column, wrong.expected, wrong.actual) == ((1,), "v", "1", "one")
+
+
+def test_counts_go_on_after_the_examples_shown():
+    difference = compare({}, [{"id": n, "v": None} for n in range(100)], schema(StringType()), ["id"])
+    assert difference.counts["extra"] == 100
+    assert len(difference.extra) == 20
+
+
+def test_values_for_columns_that_the_table_lacks_are_reported():
+    difference = compare({(1,): {"id": 1, "v": "x", "w": 1, "n": None}}, [{"id": 1, "v": "x"}], schema(StringType()), ["id"])
+    assert difference.absent == {"w"}
+
+
+def test_rows_from_before_a_column_was_added_have_null_there():
+    assert not compare({(1,): {"id": 1}}, [{"id": 1, "v": None}], schema(StringType()), ["id"])

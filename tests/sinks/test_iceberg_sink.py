@@ -1,0 +1,335 @@
+"""The Iceberg sink against real tables: fences, lost answers, foreign writers, rollback and replacement."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from icefront.core.epochs import Epoch, epoch_id
+from icefront.core.errors import FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
+from icefront.core.files import FileKind, Staged
+from icefront.core.marks import Identity, Mark, Position
+from icefront.core.ports import Wish
+from icefront.core.protocol import FencedOff, Landed, NotLanded, Published
+from icefront.core.timestamps import Timestamp
+from icefront.iceberg.partitions import PartitionField
+from icefront.sinks.iceberg import IcebergSink, IcebergTarget
+
+pytestmark = pytest.mark.spark
+SOURCE = Identity.of({"test": "feed"})
+COLUMNS = (("id", "bigint"), ("v", "string"))
+
+
+def make(spark: Any, table: str, **wanted: Any) -> IcebergSink:
+    target = IcebergTarget(**{"pipeline": "p", "table": table, "keys": ("id",), "columns": COLUMNS, **wanted})
+    sink = IcebergSink(spark, target, sleep=lambda _: None)
+    if sink.open() is None:
+        sink.prepare(())
+    return sink
+
+
+def claim(sink: IcebergSink, **options: Any) -> Mark:
+    return sink.claim(uuid.uuid4().hex, SOURCE, **{"adopt": False, **options})
+
+
+def stage(sink: IcebergSink, mark: Mark, upper: int, changes: Mapping[int, str | None], *, fresh: bool = False) -> Staged:
+    """Write changes of keys (None deletes) as an epoch from the mark's frontier to `upper`."""
+    epoch = Epoch(mark.frontier, Timestamp(upper))
+    rows = pa.table(
+        {
+            "id": pa.array(list(changes), pa.int64()),
+            "v": pa.array(list(changes.values()), pa.string()),
+            "_op": pa.array([-1 if v is None else 1 for v in changes.values()], pa.int8()),
+            "_wall": pa.array([epoch.lower.wall] * len(changes), pa.int64()),
+            "_logical": pa.array([0] * len(changes), pa.int32()),
+            "_order": pa.array(range(len(changes)), pa.int64()),
+        }
+    )
+    files = tuple(sink.writer(epoch, fresh=fresh).write([rows] if changes else [], 0, uuid.uuid4().hex[:8]))
+    return Staged(
+        pipeline="p",
+        target=sink.target,
+        epoch=epoch,
+        epoch_id=epoch_id("p", sink.target, epoch),
+        position=Position.of({"at": upper}),
+        files=files,
+        schema_id=sink.schema_id(),
+        settings=sink.settings(),
+        fresh=fresh,
+    )
+
+
+def publish(sink: IcebergSink, mark: Mark, upper: int, changes: Mapping[int, str | None], **options: Any) -> Mark:
+    outcome = sink.publish(stage(sink, mark, upper, changes, **options), mark)
+    assert isinstance(outcome, Published), outcome
+    return outcome.mark
+
+
+def state(spark: Any, table: str) -> dict[int, str]:
+    rows = spark.table(table).select("id", "v").collect()
+    assert len({r[0] for r in rows}) == len(rows), "a key is there twice"
+    return {r[0]: r[1] for r in rows}
+
+
+def count(spark: Any, table: str) -> int:
+    return int(spark.sql(f"SELECT count(*) FROM {table}.snapshots").collect()[0][0])
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_epochs_upsert_and_delete_and_the_mark_moves_with_them(spark: Any, table: str, format_version: int) -> None:
+    sink = make(spark, table, format_version=format_version)
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "b"}, fresh=True)
+    mark = publish(sink, mark, 20, {1: "c", 2: None, 3: "d"})
+    assert state(spark, table) == {1: "c", 3: "d"}
+    assert make(spark, table).recall() == mark
+    summary = spark.sql(f"SELECT summary FROM {table}.snapshots ORDER BY committed_at DESC LIMIT 1").collect()[0][0]
+    assert summary["icefront.frontier"] == "20.0000000000"
+    assert summary["icefront.lower"] == "10.0000000000"
+    assert summary["icefront.position"] == '{"at":20}'
+
+
+def test_a_woken_zombie_is_refused_and_changes_nothing(spark: Any, table: str) -> None:
+    zombie = make(spark, table)
+    mark = publish(zombie, claim(zombie), 10, {1: "a"})
+    late = stage(zombie, mark, 20, {1: "zombie"})
+    successor = make(spark, table)
+    owner = claim(successor)
+    before = count(spark, table)
+    assert zombie.publish(late, mark) == FencedOff(owner.writer)
+    assert count(spark, table) == before
+    publish(successor, owner, 20, {1: "b"})
+    assert zombie.publish(late, mark) == FencedOff(owner.writer)
+    assert state(spark, table) == {1: "b"}
+    assert zombie.present(late), "a refused writer deletes nothing"
+
+
+def test_a_lost_answer_does_not_publish_twice(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"})
+    live = sink._live()
+    real = live.commit_fenced
+    lost: list[object] = []
+
+    def lose_the_first(*args: Any, **options: Any) -> Landed | NotLanded:
+        answer = real(*args, **options)
+        if lost:
+            return answer
+        lost.append(answer)
+        return NotLanded("the connection was reset")
+
+    monkeypatch.setattr(live, "commit_fenced", lose_the_first)
+    before = count(spark, table)
+    outcome = sink.publish(staged, mark)
+    assert isinstance(outcome, Published)
+    assert count(spark, table) == before + 1
+    assert state(spark, table) == {1: "a"}
+
+
+def test_a_commit_that_never_arrived_is_sent_again_with_the_same_files(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"})
+    live = sink._live()
+    real = live.commit_fenced
+    answers = [NotLanded("no route"), NotLanded("no route")]
+    monkeypatch.setattr(live, "commit_fenced", lambda *a, **o: answers.pop() if answers else real(*a, **o))
+    outcome = sink.publish(staged, mark)
+    assert isinstance(outcome, Published)
+    assert outcome.attempts == 3
+    assert state(spark, table) == {1: "a"}
+
+
+def test_an_epoch_published_by_this_writer_already_is_found_not_repeated(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"})
+    first, again = sink.publish(staged, mark), sink.publish(staged, mark)
+    assert isinstance(first, Published)
+    assert isinstance(again, Published)
+    assert again.snapshot == first.snapshot
+
+
+def test_foreign_appends_compaction_and_expiry_do_not_stand_in_the_way(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "b"})
+    staged = stage(sink, mark, 20, {1: "c"})
+    spark.sql(f"INSERT INTO {table} VALUES (100, 'foreign')")
+    spark.sql(f"CALL lake.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))")
+    spark.sql(f"CALL lake.system.expire_snapshots(table => '{table}', older_than => TIMESTAMP '2100-01-01', retain_last => 1)")
+    outcome = sink.publish(staged, mark)
+    assert isinstance(outcome, Published)
+    assert state(spark, table) == {1: "c", 2: "b", 100: "foreign"}
+    assert make(spark, table).recall() == outcome.mark
+
+
+def test_a_rolled_back_table_stops_the_writer_and_the_next_claim(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a"})
+    snapshot = spark.sql(f"SELECT snapshot_id FROM {table}.snapshots ORDER BY committed_at DESC").collect()[0][0]
+    mark = publish(sink, mark, 20, {1: "b"})
+    spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {snapshot})")
+    with pytest.raises(RolledBack, match="rolled back"):
+        sink.publish(stage(sink, mark, 30, {1: "c"}), mark)
+    with pytest.raises(RolledBack):
+        claim(make(spark, table))
+    assert state(spark, table) == {1: "a"}
+
+
+def test_create_or_replace_is_noticed_although_the_mark_is_still_there(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a"})
+    spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg AS SELECT 7L AS id, 'x' AS v")
+    with pytest.raises((RolledBack, SchemaRefused)):
+        sink.publish(stage(sink, mark, 20, {1: "b"}), mark)
+    with pytest.raises(RolledBack):
+        claim(make(spark, table))
+
+
+def test_a_table_dropped_and_recreated_under_a_running_writer_stops_it(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a"})
+    staged = stage(sink, mark, 20, {1: "b"})
+    spark.sql(f"DROP TABLE {table}")
+    with pytest.raises((Replaced, Stopped)):
+        sink.publish(staged, mark)
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg")
+    with pytest.raises(Replaced, match="recreated"):
+        sink.publish(staged, mark)
+    assert state(spark, table) == {}
+
+
+def test_a_mark_that_somebody_removed_stops(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    publish(sink, claim(sink), 10, {1: "a"})
+    spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('icefront.mark.p')")
+    with pytest.raises(RolledBack, match="mark is gone"):
+        claim(make(spark, table))
+
+
+def test_a_table_with_rows_and_no_mark_is_taken_over_only_when_told(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'theirs'), (2, 'theirs')")
+    sink = make(spark, table)
+    with pytest.raises(NotOurs, match="--adopt"):
+        claim(sink)
+    mark = claim(sink, adopt=True)
+    assert not sink.is_empty()
+    publish(sink, mark, 10, {1: "ours"})
+    assert state(spark, table) == {1: "ours", 2: "theirs"}
+
+
+def test_an_epoch_without_deletes_is_refused_once_somebody_else_wrote_rows(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "ours"}, fresh=True)
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'theirs')")
+    with pytest.raises(FrontierGap, match="empty table"):
+        sink.publish(staged, mark)
+    assert state(spark, table) == {1: "theirs"}
+    publish(sink, mark, 10, {1: "ours"})
+    assert state(spark, table) == {1: "ours"}
+
+
+def test_a_second_pipeline_is_refused_unless_both_share(spark: Any, table: str) -> None:
+    one = make(spark, table, shared=True)
+    publish(one, claim(one), 10, {1: "a"})
+    with pytest.raises(NotOurs, match="is written by pipeline p"):
+        make(spark, table, pipeline="q")
+    other = make(spark, table, pipeline="q", shared=True)
+    assert claim(other).pipeline == "q"
+
+
+def test_a_pipeline_that_did_not_say_shared_keeps_its_table(spark: Any, table: str) -> None:
+    one = make(spark, table)
+    publish(one, claim(one), 10, {1: "a"})
+    with pytest.raises(NotOurs):
+        make(spark, table, pipeline="q", shared=True)
+
+
+def test_the_last_of_several_claims_owns_the_table(spark: Any, table: str) -> None:
+    sinks = [make(spark, table) for _ in range(3)]
+    marks = [claim(sink) for sink in sinks]
+    assert [m.writer.generation for m in marks] == [1, 2, 3]
+    outcomes = [
+        sink.publish(stage(sink, mark, 10, {1: str(i)}), mark) for i, (sink, mark) in enumerate(zip(sinks, marks, strict=True))
+    ]
+    assert [type(o) for o in outcomes] == [FencedOff, FencedOff, Published]
+    assert state(spark, table) == {1: "2"}
+
+
+def test_an_empty_epoch_is_an_append_that_moves_the_frontier(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {})
+    assert mark.frontier == Timestamp(10)
+    operations = {r[0] for r in spark.sql(f"SELECT operation FROM {table}.snapshots").collect()}
+    assert operations == {"append"}
+
+
+def test_deletes_reach_rows_in_every_partition_also_after_the_partitioning_changed(spark: Any, table: str) -> None:
+    sink = make(spark, table, partition_by=(PartitionField("identity", "v"),))
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "b", 3: "c"})
+    changed = make(spark, table, partition_by=(PartitionField("bucket", "id", 4),))
+    mark = claim(changed)
+    publish(changed, mark, 20, {1: "z", 2: None})
+    assert state(spark, table) == {1: "z", 3: "c"}
+    assert [str(f) for f in changed._current_fields()] == ["bucket(4, id)"]
+
+
+def test_an_adopted_partitioned_table_gets_an_unpartitioned_spec_and_keeps_its_own(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg PARTITIONED BY (v)")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
+    sink = make(spark, table)
+    mark = claim(sink, adopt=True)
+    publish(sink, mark, 10, {1: "z"})
+    assert state(spark, table) == {1: "z", 2: "b"}
+    assert [str(f) for f in sink._current_fields()] == ["v"]
+
+
+def test_scoped_deletes_stop_when_a_second_spec_appears(spark: Any, table: str) -> None:
+    sink = make(spark, table, partition_by=(PartitionField("bucket", "id", 4),), deletes="scoped")
+    with pytest.raises(Stopped, match="partition specs"):
+        publish(sink, claim(sink), 10, {1: "a"})
+
+
+def test_wider_types_and_new_columns_evolve_and_a_repetition_changes_nothing(spark: Any, table: str) -> None:
+    sink = make(spark, table, columns=(("id", "bigint"), ("n", "int")))
+    wishes = [Wish("n", "long", "f:1", widens="int"), Wish("extra", "string", "f:2")]
+    for _ in range(2):
+        schema = sink.prepare(wishes)
+        assert {f.name: str(f.field_type) for f in schema.fields} == {"id": "long", "n": "long", "extra": "string"}
+
+
+def test_a_rename_that_the_user_says_keeps_the_columns_identity(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    policy = replace(sink._wanted.policy, renames={"w": "v"})
+    renaming = IcebergSink(spark, replace(sink._wanted, policy=policy))
+    renaming.open()
+    before = renaming._schema().find_field("v").field_id
+    assert renaming.prepare([Wish("w", "string", "f:1")]).find_field("w").field_id == before
+
+
+def test_files_of_other_formats_are_refused_before_anything_is_written(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='orc')")
+    again = make(spark, table)
+    with pytest.raises(Exception, match="only parquet is written"):
+        stage(again, claim(again), 10, {1: "a"})
+    assert sink.is_empty()
+
+
+def test_every_file_kind_of_an_epoch_is_in_its_snapshot(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a"})
+    staged = stage(sink, mark, 20, {1: "b", 2: "c"})
+    assert {f.kind for f in staged.files} == {FileKind.DATA, FileKind.EQUALITY_DELETES}
+    sink.publish(staged, mark)
+    listed = {r[0] for r in spark.sql(f"SELECT file_path FROM {table}.all_files").collect()}
+    assert {f.path for f in staged.files} <= listed
