@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from icefront.core.epochs import Epoch
 from icefront.core.errors import ConfigError
 from icefront.core.files import ClosedFile
 from icefront.core.marks import START
-from icefront.core.ports import Reader, Report, Split, Wish
+from icefront.core.ports import Report, Split, Wish
 from icefront.iceberg import evolution
 from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
@@ -37,6 +37,7 @@ class SparkJob:
     sink: IcebergSink
     wanted: IcebergTarget
     table: str
+    keys: tuple[str, ...]
     sequence_by: str | None
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
@@ -47,14 +48,14 @@ class SparkJob:
         declared = {name for name, _ in self.wanted.columns}
         if declared and declared.issuperset(self.source.sample(self.table)):
             return ()
-        reports = infer_columns(self.spark, self._reader(), epoch, splits)
+        reports = infer_columns(self.spark, self.source.reader(self.table, self.keys), epoch, splits)
         return evolution.unite([wish for report in reports for wish in report.wishes])
 
     def write(
-        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool
+        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool, ignored: Collection[str]
     ) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
         work = Work(
-            reader=self._reader(),
+            reader=self.source.reader(self.table, self.keys, ignored),
             writer=self.sink.writer(epoch, fresh=fresh),
             epoch=epoch,
             schema=schema,
@@ -64,9 +65,6 @@ class SparkJob:
         )
         written = write_epoch(self.spark, work, splits)
         return written.files, written.reports
-
-    def _reader(self) -> Reader:
-        return self.source.reader(self.table, self.wanted.keys)
 
 
 class Routes:
@@ -85,15 +83,16 @@ class Routes:
         return list(self._known.values())
 
     def _route(self, target: Target) -> Route:
-        wanted = self._wanted(target)
+        keys = tuple(self._keys(target))
+        wanted = self._wanted(target, keys)
         sink = IcebergSink(self._spark, wanted)
         sequence_by = None if target.sequence_by == TIMESTAMP_ORDER else target.sequence_by
-        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, sequence_by)
+        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, sequence_by)
         return Route(target.source_table, sink, job)
 
-    def _wanted(self, target: Target) -> IcebergTarget:
+    def _wanted(self, target: Target, keys: tuple[str, ...]) -> IcebergTarget:
         settings = self._settings
-        mode = target.mode_with(keys := self._keys(target))
+        mode = target.mode_with(keys)
         if mode == "upsert" and not keys:
             raise ConfigError(
                 f"the key columns of {target.source_table} are not known: the feed carries key values without names",
@@ -106,7 +105,7 @@ class Routes:
         return IcebergTarget(
             pipeline=settings.pipeline,
             table=target.name,
-            keys=tuple(keys) if mode == "upsert" else (),
+            keys=keys if mode == "upsert" else (),
             columns=tuple((name, print_type(kind)) for name, kind in target.columns.items()),
             mode=mode,
             format_version=target.sink.format_version,
@@ -126,8 +125,8 @@ class Routes:
         Deletes carry key values without names: keys that differ from the source's own would delete other rows.
         """
         own = self._source.keys(target.source_table)
-        if target.keys is None or own is None:
-            return target.keys or own or ()
+        if not target.keys or own is None:
+            return own or target.keys or ()
         if set(target.keys) != set(own):
             raise self._settings.problem(
                 ("keys",),

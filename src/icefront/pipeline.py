@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class EpochJob(Protocol):
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]: ...
     def write(
-        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool
+        self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool, ignored: Collection[str]
     ) -> tuple[Sequence[ClosedFile], Sequence[Report]]: ...
 
 
@@ -128,6 +128,7 @@ class Lane:
     tip: Mark | None = None
     examined: Timestamp = ORIGIN
     fresh: bool = False
+    ignored: frozenset[str] = frozenset()
     in_flight: deque[_InFlight] = field(default_factory=deque)
     error: IcefrontError | None = None
     publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"))
@@ -216,11 +217,13 @@ class Lane:
         """
         for _ in range(SCHEMA_ROUNDS):
             assert self.schema is not None
-            files, reports = self.route.job.write(epoch, self.schema, splits, fresh=self.fresh)
+            files, reports = self.route.job.write(epoch, self.schema, splits, fresh=self.fresh, ignored=self.ignored)
             wishes = [wish for report in reports for wish in report.wishes]
             if not wishes:
                 return files, reports
             self.schema = self.route.sink.prepare(wishes)
+            # What the policy neither grants nor refuses is left out.
+            self.ignored |= {wish.column for wish in wishes} - set(self.schema.column_names)
         raise SchemaRefused(
             f"after {SCHEMA_ROUNDS} rounds reading still asks for {', '.join(f'{w.column} {w.type}' for w in wishes)}",
             "declare these columns in the pipeline file",

@@ -202,7 +202,7 @@ def test_data_is_partitioned_and_deletes_are_global(tmp_path):
     assert found == {"2026-01-02": [1, 3], "2026-01-03": [2], None: [4]}
     assert {f.spec_id for f in data} == {1}
     assert (deletes.spec_id, deletes.partition, deletes.records) == (0, {}, 5)
-    assert f"{tmp_path}/data/day_day=2026-01-02/orders-epoch-1-" in data[0].path
+    assert all(f"{tmp_path}/data/day_day={f.partition['1000'] or 'null'}/orders-epoch-1-" in f.path for f in data)
 
 
 def test_scoped_deletes_lie_in_the_partition_of_their_key(tmp_path):
@@ -253,7 +253,7 @@ def test_files_roll_at_the_target_size(tmp_path):
     to = layout(tmp_path, write_target__file__size__bytes="20000", write_delete_target__file__size__bytes="10000")
     files = written(to, table)
     data, deletes = of_kind(files, FileKind.DATA), of_kind(files, FileKind.EQUALITY_DELETES)
-    assert len(data) > 3
+    assert len(data) >= 3
     assert all(20_000 <= f.size < 40_000 for f in data[:-1])
     assert [r["note"] for f in data for r in content(f)] == noise
     assert sum(f.records for f in deletes) == 4000
@@ -344,8 +344,6 @@ def internal(kind: IcebergType, value: Any) -> Any:
             return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
         case TimestamptzType():
             return (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
-        case UUIDType():
-            return uuid.UUID(bytes=value)
         case FloatType():
             return struct.unpack("<f", struct.pack("<f", value))[0]
     return value
@@ -382,7 +380,7 @@ TEXT = Schema(NestedField(1, "id", LongType()), NestedField(2, "s", StringType()
 
 def text_file(root: Path, values: list[Any], column: str = "s", **properties: str) -> ClosedFile:
     table = changes(TEXT, [{"id": i, column: v} for i, v in enumerate(values)])
-    (file,) = written(layout(root, TEXT, **properties), table, fresh=True)
+    (file,) = written(layout(root, TEXT, WHOLE, (1,), **properties), table, fresh=True)
     return file
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icefront.testing.simulator import FAULTS, Simulation, sweep
+from icefront.testing.simulator import FAULTS, Simulation, main, sweep
 
 SEEDS = 20_000
 
@@ -41,3 +41,25 @@ def test_a_seed_tells_the_same_story_every_time(seed: int) -> None:
     assert first.run() == again.run()
     assert first.trace() == again.trace()
     assert first.trace()
+
+
+def test_the_command_line_tells_one_seed_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "1", "--trace"]) == 0
+    told = capsys.readouterr().out
+    assert "over nobody: snapshot 1" in told
+    assert "1 seeds in" in told
+
+
+def test_the_command_line_adds_up_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--first", "100", "--seeds", "20"]) == 0
+    assert "20 seeds in" in capsys.readouterr().out
+
+
+def test_a_violation_names_its_seed_and_tells_how_it_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Simulation, "check", lambda self, _: (_ for _ in ()).throw(self.violation("the sky fell")))
+    assert main(["--first", "1", "--seeds", "1"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("seed 1: the sky fell\n")
+    assert "over nobody: snapshot 1" in told

@@ -110,7 +110,9 @@ class Source(Protocol):
         """Plan the reading of an epoch; none means that it has no changes."""
         ...
 
-    def reader(self, table: str, keys: Sequence[str]) -> Reader: ...
+    def reader(self, table: str, keys: Sequence[str], ignored: Collection[str] = ()) -> Reader:
+        """Make a reader for workers. `ignored` columns are left out without a wish for them."""
+        ...
 
     def sample(self, table: str) -> Collection[str]:
         """Name the columns that the first rows have: cheap, and only a hint."""

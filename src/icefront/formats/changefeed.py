@@ -316,28 +316,24 @@ class Decoder:
         return {column: raw for column, raw in cells.items() if column != META}
 
     def _check_nulls(self, chunk: _Chunk, columns: Sequence[pa.Array], deleted: list[int]) -> None:
-        rest = pa.array(np.ones(len(columns[0]), bool))
+        """Refuse nulls in keys, in required columns, and all over: in envelope=bare that may be a delete."""
+        empty = np.ones(len(columns[0]), bool)
         for (name, of), column in zip(self._fields.items(), columns, strict=True):
-            if name in self._keys:
-                if column.null_count:
-                    row = pc.index(column.is_null(), True).as_py()
-                    raise chunk.bad(
-                        row, f"null in key column {name}: {shorten(chunk.text(row))}", "a key has a value in every column"
-                    )
-            elif of.required and column.null_count > len(deleted):
-                gone = set(deleted)
-                row = next(i for i, null in enumerate(column.is_null().to_pylist()) if null and i not in gone)
+            if name in self._keys and column.null_count:
+                row = pc.index(column.is_null(), True).as_py()
                 raise chunk.bad(
-                    row, f"required column {name} is null or missing", "make the column optional in the table, or correct the row"
+                    row, f"null in key column {name}: {shorten(chunk.text(row))}", "a key has a value in every column"
                 )
-            if self._envelope == "bare" and name not in self._keys and rest.true_count:
-                rest = pc.and_(rest, column.is_null())
-        if self._envelope == "bare" and rest.true_count > len(deleted):
-            gone = set(deleted)
-            row = next(i for i, null in enumerate(rest.to_pylist()) if null and i not in gone)
-            raise chunk.bad(
-                row, "only key columns have values: in envelope=bare a delete and a row of nulls look the same", CREATE
-            )
+            if name not in self._keys and of.required and column.null_count > len(deleted):
+                row = _first_upsert(_is_null(column), deleted)
+                raise chunk.bad(
+                    row, f"required column {name} is null or missing", "make it optional in the table, or correct the row"
+                )
+            if name not in self._keys and self._envelope == "bare":
+                empty &= _is_null(column)
+        if self._envelope == "bare" and empty.sum() > len(deleted):
+            row = _first_upsert(empty, deleted)
+            raise chunk.bad(row, "only the key has values: in envelope=bare a delete and a row of nulls look the same", CREATE)
 
     # ── the careful way ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -395,6 +391,17 @@ def _pieces(lines: bytes) -> Iterator[bytes]:
         start = end
     if start < len(lines) or not lines:
         yield lines[start:]
+
+
+def _is_null(column: pa.Array) -> np.ndarray[Any, Any]:
+    nulls: np.ndarray[Any, Any] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _first_upsert(marked: np.ndarray[Any, Any], deleted: list[int]) -> int:
+    upserts = marked.copy()
+    upserts[deleted] = False
+    return int(np.argmax(upserts))
 
 
 def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:

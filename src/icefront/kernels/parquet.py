@@ -10,6 +10,7 @@ read again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -183,9 +184,6 @@ class _Shape:
 
     @classmethod
     def _of(cls, kind: FileKind, layout: TableLayout, schema: Schema, spec: PartitionSpec, ids: tuple[int, ...] = ()) -> _Shape:
-        arrow = schema_to_pyarrow(schema, include_field_ids=True)
-        if ids:
-            arrow = arrow.with_metadata({"delete-type": "equality", "delete-field-ids": ",".join(map(str, ids))})
         return cls(
             kind=kind,
             schema=schema,
@@ -193,7 +191,7 @@ class _Shape:
             partitioner=Partitioner(schema, spec),
             format=_Format.of(layout.properties, kind),
             plan=plan(schema, layout.properties),
-            arrow=arrow,
+            arrow=schema_to_pyarrow(schema, include_field_ids=True),
             equality_ids=ids,
         )
 
@@ -371,6 +369,9 @@ class _Growing:
         self.flush()
         if self._writer is None or self._stream is None:
             return
+        if self._shape.equality_ids:
+            ids = ",".join(map(str, self._shape.equality_ids))
+            self._writer.add_key_value_metadata({"delete-type": "equality", "delete-field-ids": ids})
         self._writer.close()
         size = self._stream.tell()
         self._stream.close()
@@ -400,6 +401,11 @@ class _Growing:
         self._writer, self._stream, self._nans = None, None, {}
 
     def abandon(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        """Let go after a failure, quietly: what failed is already being raised."""
+        if self._writer is not None and self._stream is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+            self._writer.is_open = False  # else it closes itself again, later and loudly
+            with contextlib.suppress(Exception):
+                self._stream.close()
         self._writer = self._stream = None

@@ -138,8 +138,8 @@ class Changefeed:
             self._keys[table] = tuple(found)
         return self._keys[table]
 
-    def reader(self, table: str, keys: Sequence[str]) -> ChangefeedReader:
-        return ChangefeedReader(self.store, table, tuple(keys), self._envelope)
+    def reader(self, table: str, keys: Sequence[str], ignored: Collection[str] = ()) -> ChangefeedReader:
+        return ChangefeedReader(self.store, table, tuple(keys), self._envelope, ignored=frozenset(ignored))
 
     @_one_at_a_time
     def sample(self, table: str) -> Collection[str]:
@@ -193,26 +193,30 @@ class Changefeed:
         if not frontiers:
             return ()
         sizes, changes = [0] * len(frontiers), [False] * len(frontiers)
+        places = [_pair(f) for f in frontiers]
         for table in tables:
             for file in self._holding(table, place.frontier, frontiers[-1], place):
-                index = self._cut_index(file, frontiers, place)
+                index = bisect_right(places, _pair(self._counted_at(file, place)))
                 if index < len(frontiers):
                     sizes[index] += max(1, round(file.text_bytes / self._bytes_per_change))
             for begins in self._schema_changes(table, place.frontier):
-                index = bisect_right(frontiers, begins) - 1
+                index = bisect_right(places, _pair(begins)) - 1
                 if index >= 0:
                     changes[index] = True
         return tuple(Cut(f, size, change) for f, size, change in zip(frontiers, sizes, changes, strict=True))
 
-    def _cut_index(self, file: FeedFile, frontiers: Sequence[Timestamp], place: Place) -> int:
-        """Say to which cut a file's changes are counted: by its name, or where its known last change lies."""
+    def _counted_at(self, file: FeedFile, place: Place) -> Timestamp:
+        """Say where a file's changes are counted: by its name, or where its last change is known to lie."""
         end = self.catalogue.end(file)
-        return bisect_right(frontiers, file.timestamp if end is None else max(end, place.frontier))
+        return file.timestamp if end is None else max(end, place.frontier)
 
     def _schema_changes(self, table: str, lower: Timestamp) -> Iterable[Timestamp]:
         """Name the timestamps at or after `lower` from which a higher schema id is in use."""
+        files = list(self.catalogue.files(table))
+        if len({file.schema_id for file in files}) < 2:
+            return
         known: int | None = None
-        for file in sorted(self.catalogue.files(table), key=lambda f: (f.timestamp, f.schema_id)):
+        for file in sorted(files, key=lambda f: (*_pair(f.timestamp), f.schema_id)):
             if known is not None and file.schema_id > known and file.timestamp >= lower:
                 yield file.timestamp
             known = file.schema_id if known is None else max(known, file.schema_id)
@@ -291,6 +295,11 @@ class Changefeed:
         self._released = place.frontier
         self._planned = {epoch for epoch in self._planned if epoch.upper > place.frontier}
         self.catalogue.forget(place.resolved, place.frontier, min([place.low, *self._lows.values()]))
+
+
+def _pair(timestamp: Timestamp) -> tuple[int, int]:
+    """Return what orders as the timestamp does, but compares faster: there may be very many files."""
+    return timestamp.wall, timestamp.logical
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,4 +266,4 @@ def horizon(timestamp: Timestamp) -> str:
 
 def by_name(files: Iterator[FeedFile]) -> Sequence[FeedFile]:
     """Sort files as they are to be read: the same list always gives the same splits."""
-    return sorted(files, key=lambda f: (f.timestamp, f.path))
+    return sorted(files, key=lambda f: (f.timestamp.wall, f.timestamp.logical, f.path))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 
 from icefront.core.errors import ConfigError, Stopped
 from icefront.core.timestamps import Timestamp
@@ -29,6 +30,7 @@ _DATA = re.compile(
 _RESOLVED = re.compile(r"(?P<timestamp>\d{33})\.RESOLVED")
 _OURS = re.compile(r"\d{33}-.*\.(?P<format>ndjson|json|csv|parquet|avro)(?:\.gz|\.zst)?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_EPOCH = date(1970, 1, 1).toordinal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,14 @@ def day_of(timestamp: Timestamp) -> str:
 
 
 def _timestamp(digits: str) -> Timestamp | None:
+    """Do as `Timestamp.parse_name`, several times faster: a first listing may meet a hundred thousand names."""
+    hour, minute, second = int(digits[8:10]), int(digits[10:12]), int(digits[12:14])
     try:
-        return Timestamp.parse_name(digits)
+        days = date(int(digits[:4]), int(digits[4:6]), int(digits[6:8])).toordinal() - _EPOCH
+        if hour > 23 or minute > 59 or second > 60:
+            return None
+        seconds = ((days * 24 + hour) * 60 + minute) * 60 + second
+        return Timestamp(seconds * 1_000_000_000 + int(digits[14:23]), int(digits[23:]))
     except ValueError:
         return None
 

@@ -74,6 +74,7 @@ class ChangefeedReader:
     envelope: messages.Envelope = "wrapped"
     chunk_bytes: int = CHUNK
     line_limit: int = LINE_LIMIT
+    ignored: frozenset[str] = frozenset()
 
     def read(self, split: Split, epoch: Epoch, schema: Schema) -> Iterator[pa.Table | Report]:
         """Yield the changes inside `epoch`; those below it were published, those beyond wait for their epoch.

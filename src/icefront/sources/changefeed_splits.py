@@ -51,7 +51,9 @@ def plan(table: str, files: Sequence[FeedFile], split_bytes: int, parallelism: i
 
 def _parts(files: Sequence[FeedFile], wanted: int) -> Iterator[Part]:
     # A key's changes at one timestamp are ordered by schema version first: the later version knows more columns.
-    ranks = {f.path: i for i, f in enumerate(sorted(files, key=lambda f: (f.schema_id, f.timestamp, f.path)))}
+    ranks = {
+        f.path: i for i, f in enumerate(sorted(files, key=lambda f: (f.schema_id, f.timestamp.wall, f.timestamp.logical, f.path)))
+    }
     for file in files:
         pieces = 1 if file.codec else max(1, -(-file.size // wanted))
         step = -(-file.size // pieces)

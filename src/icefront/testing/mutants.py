@@ -1,9 +1,8 @@
 """The protocol with one thing done wrong, each by name: the simulator must catch every one.
 
-A mutant replaces one function of the bundle, or one of core's inner functions while it runs. Two
-guards cannot be told from their absence here, because others imply them: that the replaced mark
-carries the epoch id resumed from (frontier and writer imply it as long as nobody edits marks by
-hand), and that generations grow (run names are unique already).
+A mutant replaces one function of the bundle, or one of core's inner functions while it runs. One
+guard cannot be told from its absence here: that the replaced mark carries the epoch id resumed from.
+Frontier and writer imply it, as long as nobody edits marks by hand; it is there for those who do.
 """
 
 from __future__ import annotations
@@ -95,6 +94,12 @@ def _decide_without_lower(mark: Mark, epoch: Epoch, epoch_id: UUID, onto: Mark) 
 
 def _decide_without_writer(mark: Mark, epoch: Epoch, epoch_id: UUID, onto: Mark) -> Decision:
     return _decide(replace(mark, writer=onto.writer), epoch, epoch_id, onto)
+
+
+def _first_generation(run: str, generation: int) -> Writer:
+    """Run names are unique, or should be; where one is used twice only the generation tells."""
+    del generation
+    return Writer(run, 1)
 
 
 def _any_lineage(head: Head, mark: Mark) -> None:
@@ -338,6 +343,7 @@ MUTANTS = (
     Mutant("only upper > frontier checked", Rules(fence=_only_upper)),
     Mutant("lower unchecked", inner={"decide": _decide_without_lower}),
     Mutant("writer unchecked", inner={"decide": _decide_without_writer}),
+    Mutant("generations do not grow", inner={"Writer": _first_generation}, within=5000),
     Mutant("looks, then commits", Rules(fence=_LOOKED.fence, before_send=_LOOKED.before)),
     Mutant("mark written apart from the rows", Rules(apply=_mark_apart)),
     Mutant("lineage unchecked", inner={"check_lineage": _any_lineage}),

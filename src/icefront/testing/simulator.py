@@ -729,7 +729,10 @@ def simulate(seeds: Iterable[int], rules: Rules = REAL) -> Counter[str]:
     return counts
 
 
-def _part(seeds: range) -> tuple[Counter[str], tuple[int, str, tuple[str, ...]] | None]:
+Result = tuple[Counter[str], tuple[int, str, tuple[str, ...]] | None]
+
+
+def _part(seeds: range) -> Result:
     try:
         return simulate(seeds), None
     except Violation as violation:
@@ -740,14 +743,20 @@ def sweep(first: int, seeds: int, *, processes: int = 1, progress: Callable[[int
     """Run many seeds, over several processes if asked; raises the first violation that is met."""
     size = 500
     parts = [range(begin, min(begin + size, first + seeds)) for begin in range(first, first + seeds, size)]
-    counts: Counter[str] = Counter()
+    if processes == 1:
+        return _add_up(map(_part, parts), size, progress)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for number, (found, violation) in enumerate(pool.imap_unordered(_part, parts), 1):
-            if violation is not None:
-                raise Violation(*violation)
-            counts.update(found)
-            if progress:
-                progress(min(number * size, seeds))
+        return _add_up(pool.imap_unordered(_part, parts), size, progress)
+
+
+def _add_up(results: Iterable[Result], size: int, progress: Callable[[int], None] | None) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for number, (found, violation) in enumerate(results, 1):
+        if violation is not None:
+            raise Violation(*violation)
+        counts.update(found)
+        if progress:
+            progress(number * size)
     return counts
 
 
