@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from icefront.proof.oracle import compare, replay
 from icefront.testing.feeds import CUSTOMERS, ORDERS, Feed
+from tests import engines
 from tests.lakes import Lake, orders
 
 pytestmark = pytest.mark.spark
@@ -119,3 +121,13 @@ def test_large_epochs_are_exchanged_by_key_between_workers(lake: Lake, table: st
         feed.advance(300)
     lake.run(lake.pipeline(**orders(table)))
     assert lake.check_every_snapshot(table, "orders") == 3
+
+
+def test_a_second_engine_reads_the_same_final_table(lake: Lake, table: str) -> None:
+    feed = Feed(lake.feed, tables=[ORDERS], seed=12, deletes=0.3)
+    feed.scan(40)
+    for _ in range(3):
+        feed.advance(60)
+    lake.run(lake.pipeline(**orders(table, iceberg={"partition_by": ["bucket(4, id)"]})))
+    rows, schema = engines.read(lake.catalog, table)
+    assert not compare(replay(lake.feed, "orders", ["id"], lake.epochs(table)[-1][1]), rows, schema, ["id"])

@@ -54,7 +54,7 @@ SOURCES: list[tuple[IcebergType, pa.DataType, st.SearchStrategy[Any], list[Trans
     (
         IntegerType(),
         pa.int32(),
-        st.integers(-(2**31), 2**31 - 1),
+        st.integers(-(2**31) + 10, 2**31 - 1),
         [IdentityTransform(), BucketTransform(16), TruncateTransform(10)],
     ),
     (LongType(), pa.int64(), st.integers(-(2**40), 2**40), [IdentityTransform(), BucketTransform(3), TruncateTransform(7)]),

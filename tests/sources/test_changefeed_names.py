@@ -83,6 +83,8 @@ def test_folders_are_days():
     assert not is_day("metadata")
 
 
-@pytest.mark.parametrize("at", [Timestamp(0), Timestamp(5, 3), AT, Timestamp(1_709_164_800_000_000_001, 2**31 - 1), Timestamp(2**63 - 1)])
+@pytest.mark.parametrize(
+    "at", [Timestamp(0), Timestamp(5, 3), AT, Timestamp(1_709_164_800_000_000_001, 2**31 - 1), Timestamp(2**63 - 1)]
+)
 def test_names_are_read_as_the_core_prints_them(at: Timestamp):
     assert parse_name(f"{at.name()}.RESOLVED") == ResolvedName(at) == ResolvedName(Timestamp.parse_name(at.name()))

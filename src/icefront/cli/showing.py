@@ -18,6 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from icefront.cli import show
 from icefront.proof.demo import STEPS, Claim, Demo
 
+QUIET = 5.0
+"""In a log, seconds between two lines that only say what is going on."""
+
 
 def demo(folder: Path | None, seed: int) -> None:
     place = folder or Path(tempfile.mkdtemp(prefix="icefront-demo-"))
@@ -38,6 +41,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
+        self._last = 0.0
         if sys.stdout.isatty():
             columns = (
                 SpinnerColumn(),
@@ -66,7 +70,8 @@ class Screen:
     def doing(self, what: str) -> None:
         if self._progress is not None:
             self._progress.update(self._task, description=what)
-        else:
+        elif time.monotonic() - self._last > QUIET:
+            self._last = time.monotonic()
             self._print(f"   … {what}")
 
     def seen(self, what: str) -> None:

@@ -34,10 +34,12 @@ class Sightings:
         self._not_double: dict[str, tuple[int, bytes]] = {}
 
     def see(self, column: str, json: bytes, index: int) -> None:
+        known = self._types.get(column)
+        if known == "string" or (known == "long" and len(json) < 16 and json.isdigit()):
+            return  # nothing can change any more, or nothing does: most values
         seen = self._classify(column, json, index)
         if seen is None:
             return
-        known = self._types.get(column)
         if known is None:
             self._types[column] = seen
             self._first[column] = index

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +29,13 @@ from pyiceberg.table import Table
 from icefront.api import Pipeline
 from icefront.core.errors import ConfigError, IcefrontError
 from icefront.core.files import Staged
-from icefront.core.timestamps import Timestamp
+from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.verify import points, verify
 from icefront.state.store import StateStore
 from icefront.status import Look
 from icefront.status.look import ancestors, read_mark
+from icefront.status.targets import human_time
 from icefront.testing.feeds import SHOP, Feed
 
 if TYPE_CHECKING:
@@ -113,17 +113,25 @@ class Demo:
         self._show.step(1, "a shop and its changefeed")
         feed = self._make()
         pipeline = Pipeline.load(self.folder / "shop.yaml")
-        with Children(self.folder) as children, _in_background(pipeline.session) as session:
-            staged = self._crash(pipeline, children)
+        with Children(self.folder) as children, self._session(pipeline, children) as (spark, first):
+            staged = self._crash(pipeline, first)
             zombie = self._resume(pipeline, children, staged)
-            spark = session.result()
-            try:
-                self._overtake(pipeline, spark, feed)
-                self._wake(pipeline, zombie)
-                self._prove(pipeline, spark)
-            finally:
-                spark.stop()
+            self._overtake(pipeline, spark, feed)
+            self._wake(pipeline, zombie)
+            self._prove(pipeline, spark)
         return self._claims
+
+    @contextmanager
+    def _session(self, pipeline: Pipeline, children: Children) -> Iterator[tuple[SparkSession, Child]]:
+        """Start run 1, and meanwhile the session that this process needs later."""
+        self._show.step(2, "a run that is killed in mid-epoch")
+        self._show.doing("run 1 is at work; it will kill itself right before its fourth commit")
+        first = children.run("publish.before-commit=kill@4", self._told("run 1"))
+        spark = pipeline.session()
+        try:
+            yield spark, first
+        finally:
+            spark.stop()
 
     def _make(self) -> Feed:
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -141,22 +149,19 @@ class Demo:
         return feed
 
     # ── killed, and resumed ────────────────────────────────────────────────────────────────
-    def _crash(self, pipeline: Pipeline, children: Children) -> Sequence[Staged]:
-        self._show.step(2, "a run that is killed in mid-epoch")
-        self._show.doing("run 1 is at work; it will kill itself right before its fourth commit")
-        child = children.run("publish.before-commit=kill@4", self._told("run 1"))
+    def _crash(self, pipeline: Pipeline, child: Child) -> Sequence[Staged]:
         code = child.wait()
         _so(code == -signal.SIGKILL, f"run 1 was killed (exit {code})", child)
         frontiers = _frontiers(pipeline)
         # A note may outlive its epoch's publication by a moment: what is past the frontier is not visible.
-        staged = [note for note in _staged(pipeline) if note.epoch.upper > frontiers[note.target]]
+        staged = [note for note in _staged(pipeline) if note.epoch.upper > frontiers.get(note.target, ORIGIN)]
         _so(bool(staged), "run 1 left staged epochs behind", child)
         missing = [path for note in staged for path in _local_files(note) if not path.exists()]
         _so(not missing, "all staged files are there", child)
         files = sum(len(note.files) for note in staged)
         self._seen(
-            f"killed (SIGKILL) after {len(child.events)} epochs",
-            f"{len(staged)} epochs staged in {files} files, none of them visible",
+            "killed (SIGKILL) between staging and commit",
+            f"{files} staged files, not visible in any snapshot",
         )
         return staged
 
@@ -182,7 +187,7 @@ class Demo:
                 child,
             )
         _so(all(path.stat().st_mtime_ns == time for path, time in before.items()), "no staged file was written again", child)
-        self._seen("resumed without rewriting", f"{len(before)} staged files published as they were, byte for byte")
+        self._seen("resumed without rewriting", f"{len(before)} staged files published as they were")
         self._show.seen(
             f"run 2 (pid {child.pid}) is frozen (SIGSTOP) right before a commit, as a long pause of its machine would do"
         )
@@ -193,7 +198,9 @@ class Demo:
         self._show.step(4, "a successor takes over; then the zombie wakes up")
         self._show.doing("run 3 claims both tables and finishes the work")
         result = pipeline.run(
-            spark, until="caught-up", on_epoch=lambda event: self._show.doing(f"run 3: {event.target} to {event.epoch.upper}")
+            spark,
+            until="caught-up",
+            on_epoch=lambda event: self._show.doing(f"run 3: {event.target} to {human_time(event.epoch.upper)}"),
         )
         end = feed.resolved[-1].next()
         _so(_frontiers(pipeline) == dict.fromkeys(result.frontiers, end), "run 3 is at the feed's last resolved timestamp")
@@ -251,13 +258,6 @@ def _so(holds: bool, claim: str, child: Child | None = None) -> None:  # noqa: F
             f"the demo's claim does not hold: {claim}",
             f"{child.said()}" if child else "run it again with --dir and look into that folder",
         )
-
-
-@contextmanager
-def _in_background(start: Callable[[], SparkSession]) -> Iterator[Future[SparkSession]]:
-    """Start this process's own session while the children are at work."""
-    with ThreadPoolExecutor(1, "session") as pool:
-        yield pool.submit(start)
 
 
 # ── what the tables hold ───────────────────────────────────────────────────────────────────

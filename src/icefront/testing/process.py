@@ -95,6 +95,7 @@ class Process:
         yield from self._claim()
         yield from self._recover()
         yield from self._catch_up()
+        yield from self._release(self.world.rules.releasable(self.marks.values(), ()))
         yield from self._follow()
 
     def _claim(self) -> Steps[None]:
@@ -185,11 +186,10 @@ class Process:
         for number, staged in taken.items():
             if number not in self.stopped:
                 yield from self._publish(number, staged)
-        if len(self.marks) == len(self.world.tables):
-            yield from self._release(rules.releasable(self.marks.values(), ()))
+        yield from self._release(rules.releasable(self.marks.values(), ()))
 
     def _release(self, marks: Iterable[Mark]) -> Steps[None]:
-        """Release the source at what every target is past."""
+        """Release the source at what every target is past; while one of them is unknown, not at all."""
         known = list(marks)
         if len(known) == len(self.world.tables):
             low, reached = coordinates(self.world.rules.release_point(known).position)
