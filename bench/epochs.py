@@ -48,6 +48,7 @@ class Pair:
     live: Live
     merged: MergeTable
     files: Sequence[Path] = ()
+    width: float = 0.0
     seen: set[Path] = field(default_factory=set)
     told: list[EpochPublished] = field(default_factory=list)
 
@@ -56,6 +57,7 @@ class Pair:
         self.feed.advance(self.changes)
         found = set(self.feed.root.rglob("*.ndjson"))
         self.files, self.seen = sorted(found - self.seen), found
+        self.width = sum(f.stat().st_size for f in self.files) / self.changes
 
     def ours(self) -> None:
         self.told.append(self.live.epoch())
@@ -174,7 +176,7 @@ def report(
             Figure.of(f"{pair.label} rows: reading, ours / merged", reading.ratio(ours, theirs), "×"),
         ]
     facts = {
-        "epoch": f"{form.changes:,} changes of random keys, a tenth of them deletes, six columns, {row_bytes(pairs[0]):.0f} bytes each as NDJSON",
+        "epoch": f"{form.changes:,} changes of random keys, a tenth of them deletes, six columns, {pairs[0].width:.0f} bytes each as NDJSON",
         "epochs written before the reading": len(pairs[0].told) + len(tried[first]) + 1,
         "phases of ours": "; ".join(f"{pair.label} rows: {phases(pair.told)}" for pair in pairs),
         "MERGE INTO": "; ".join(f"{pair.label} rows: {pair.merged.setting}" for pair in pairs),
@@ -184,10 +186,6 @@ def report(
     raw = {"writing": writing.as_json(), "reading": reading.as_json(), "settings tried": tried}
     title = f"Epochs of {form.changes:,} changes"
     return Result("epochs", title, form_name, figures, writing.quiet and reading.quiet, writing.foreign(), facts, raw)
-
-
-def row_bytes(pair: Pair) -> float:
-    return sum(f.stat().st_size for f in pair.files) / pair.changes
 
 
 def phases(told: Sequence[EpochPublished]) -> str:

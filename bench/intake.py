@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import floor
@@ -67,25 +68,25 @@ def measure(form_name: str, say: Callable[[str], None]) -> Result:
                 raise RuntimeError(f"{form.changes} changes in, {event.counts} out")
             phases.append(", ".join(f"{name} {seconds:.2f} s" for name, seconds in event.timings.items()))
 
-        def theirs() -> None:
-            if (rows := floor.run(pool, files, lake.folder / "floor")) != form.changes:
+        def theirs(decoder: str) -> None:
+            if (rows := floor.run(pool, decoder, files, lake.folder / "floor")) != form.changes:
                 raise RuntimeError(f"{form.changes} changes in, {rows} out")
 
         def clear() -> None:
             for table in lake.folder.glob("lake/warehouse/bench/load_*/data"):
                 shutil.rmtree(table)
 
-        rounds = play({"ours": ours, "floor": theirs}, rounds=form.rounds, before=clear, say=say)
+        contenders: Mapping[str, Callable[[], object]] = {"ours": ours} | {name: partial(theirs, name) for name in floor.DECODERS}
+        rounds = play(contenders, rounds=form.rounds, before=clear, say=say)
     figures = [
         Figure.of("ours", rounds.seconds("ours").per(form.changes), "changes/s", "400,000 expected"),
-        Figure.of("floor", rounds.seconds("floor").per(form.changes), "changes/s"),
-        Figure.of("ours / floor, as speed", rounds.ratio("floor", "ours"), "×", "at least 0.5"),
-        Figure("CPU per million changes, ours", rounds.cpu("ours") / form.changes * MILLION, "s"),
-        Figure("CPU per million changes, floor", rounds.cpu("floor") / form.changes * MILLION, "s"),
+        *(Figure.of(f"floor, {name}", rounds.seconds(name).per(form.changes), "changes/s") for name in floor.DECODERS),
+        *(Figure.of(f"ours / {name}, as speed", rounds.ratio(name, "ours"), "×", "at least 0.5") for name in floor.DECODERS),
+        *(Figure(f"CPU per million changes, {name}", rounds.cpu(name) / form.changes * MILLION, "s") for name in contenders),
     ]
     facts = {
         "epoch": f"{form.changes:,} changes of {width:.0f} bytes as NDJSON, six columns, all keys new",
-        "floor": "one process per core: polars read_ndjson with a schema, pyarrow Parquet with zstd",
+        "floor": "one process per core; polars read_ndjson or pyarrow.json with a schema, then pyarrow Parquet with zstd",
         "last round of ours": phases[-1],
     }
     title = "Intake of NDJSON"

@@ -39,6 +39,8 @@ class Lake:
         lake = cls(folder, conf or {})
         try:
             lake.spark = lake.pipeline("session", "session").session()
+            # Spark finds a catalog's settings only in the thread that made the session; once loaded, it is there for all.
+            lake.spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.bench")
             try:
                 yield lake
             finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pyiceberg.schema import Schema
 
 from icefront.api import Pipeline
@@ -31,10 +31,10 @@ class Lake:
 
     def pipeline(self, name: str = "orders", **settings: Any) -> Pipeline:
         self.folder.joinpath("icefront.yaml").write_text(
-            yaml.safe_dump({"catalogs": {"lake": {"type": "sqlite", "path": str(self.catalog)}}, "state": "state.db"})
+            json.dumps({"catalogs": {"lake": {"type": "sqlite", "path": str(self.catalog)}}, "state": "state.db"})
         )
         path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({"pipeline": name, "source": {"changefeed": {"path": "feed/"}}, **settings}))
+        path.write_text(json.dumps({"pipeline": name, "source": {"changefeed": {"path": "feed/"}}, **settings}))
         return Pipeline(load_pipeline(path))
 
     def run(self, pipeline: Pipeline, **options: Any) -> Result:

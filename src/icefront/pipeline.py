@@ -27,7 +27,16 @@ from icefront.core.errors import FencedOut, IcefrontError, SchemaRefused
 from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import START, Identity, Mark, Position
 from icefront.core.ports import Report, Sink, Source, Split, Wish
-from icefront.core.protocol import FencedOff, Outcome, Publication, Published, check_resume, recoverable, release_point
+from icefront.core.protocol import (
+    FencedOff,
+    Outcome,
+    Publication,
+    Published,
+    check_readable,
+    check_resume,
+    recoverable,
+    release_point,
+)
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.failpoints import failpoint
 
@@ -357,7 +366,10 @@ class Run:
         self._open_new(identity)
         flush = True  # the first epoch after a start catches up with all there is
         while (live := self._live()) or not self._lanes:
-            epochs = self._mint(live, flush=flush or self._options.until_caught_up) if live else ()
+            epochs: Sequence[Epoch] = ()
+            if live:
+                with self._guarded(least := min(live, key=lambda lane: lane.examined)):
+                    epochs = self._mint(live, least, flush=flush or self._options.until_caught_up)
             flush = flush and not live
             for epoch in epochs:
                 self._advance(writers, epoch, identity)
@@ -387,13 +399,13 @@ class Run:
     def _live(self) -> list[Lane]:
         return [lane for lane in self._lanes if lane.error is None]
 
-    def _mint(self, live: Sequence[Lane], *, flush: bool) -> Sequence[Epoch]:
+    def _mint(self, live: Sequence[Lane], least: Lane, *, flush: bool) -> Sequence[Epoch]:
         """Observe the source from where the slowest target is, and mint what may be written now."""
-        least = min(live, key=lambda lane: lane.examined)
         observation = self._source.observe(least.position, sorted({lane.route.table for lane in live}))
         failpoint("observe.after")
         # A target at the origin takes the source from wherever it begins.
         earliest = ORIGIN if least.examined == ORIGIN else observation.earliest
+        check_readable(least.examined, earliest)
         in_flight = max(len(lane.in_flight) for lane in live)
         return mint(self._minting, least.examined, earliest, observation.cuts, open_epochs=in_flight, flush=flush)
 

@@ -43,6 +43,9 @@ class Scribe:
         after = ", ".join(f'"{name}": {value}' for name, value in cells.items())
         return f'{{"after": {{{after}}}, "key": [{key}], "updated": "{self.at(second)}"}}'
 
+    def says(self, line: str, second: float) -> str:
+        return line.replace("%s", str(self.at(second)))
+
     def resolved(self, second: float) -> Path:
         path = self.folder / f"{self.at(second).name()}.RESOLVED"
         path.write_text(f'{{"resolved": "{self.at(second)}"}}')
@@ -90,7 +93,7 @@ def test_a_malformed_line_is_named_by_file_and_line(lake: Lake, table: str, scri
 def test_a_value_of_the_wrong_type_names_column_and_value(lake: Lake, table: str, scribe: Scribe) -> None:
     def break_it() -> None:
         scribe.data(
-            1.1, scribe.row(1.4, 3), '{"after": {"id": "seven", "status": "x"}, "key": [7], "updated": "%s"}' % scribe.at(1.5)
+            1.1, scribe.row(1.4, 3), scribe.says('{"after": {"id": "seven", "status": "x"}, "key": [7], "updated": "%s"}', 1.5)
         )
         scribe.resolved(2)
 
@@ -127,7 +130,7 @@ def test_an_unknown_column_is_left_out_or_added_as_the_policy_says(lake: Lake, t
 
 def test_a_delete_without_a_key_stops(lake: Lake, table: str, scribe: Scribe) -> None:
     def break_it() -> None:
-        scribe.data(1.1, '{"after": null, "updated": "%s"}' % scribe.at(1.5))
+        scribe.data(1.1, scribe.says('{"after": null, "updated": "%s"}', 1.5))
         scribe.resolved(2)
 
     refuses(lake, table, BadRow, r"\.ndjson:1.*missing key", break_it=break_it)
@@ -135,7 +138,7 @@ def test_a_delete_without_a_key_stops(lake: Lake, table: str, scribe: Scribe) ->
 
 def test_a_null_key_stops(lake: Lake, table: str, scribe: Scribe) -> None:
     def break_it() -> None:
-        scribe.data(1.1, '{"after": {"id": null, "status": "x"}, "key": [null], "updated": "%s"}' % scribe.at(1.5))
+        scribe.data(1.1, scribe.says('{"after": {"id": null, "status": "x"}, "key": [null], "updated": "%s"}', 1.5))
         scribe.resolved(2)
 
     refuses(lake, table, BadRow, r"\.ndjson:1.*null in key column id", break_it=break_it)
@@ -233,7 +236,7 @@ def test_append_mode_keeps_every_change_and_stops_at_a_delete(lake: Lake, table:
     append = {"mode": "append", "keys": []}
 
     def break_it() -> None:
-        scribe.data(2.1, '{"after": null, "key": [1], "updated": "%s"}' % scribe.at(2.5))
+        scribe.data(2.1, scribe.says('{"after": null, "key": [1], "updated": "%s"}', 2.5))
         scribe.resolved(3)
 
     refuses(lake, table, Stopped, "delete", break_it=break_it, **append)

@@ -472,3 +472,18 @@ def test_an_empty_message_is_a_delete_without_a_key_in_envelope_row(blank):
 def test_a_flat_unknown_column_becomes_a_wish():
     line = f'{{"__crdb__": {{{UPDATED}}}, "id": 1, "name": "x", "age": 5}}'
     assert Decoder(DOGS, ["id"], "bare").decode(line.encode(), AT, 0).wishes == (Wish("age", "long", f"{AT.path}:11"),)
+
+
+def test_several_lines_of_one_chunk_may_show_that_a_string_column_holds_json():
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "doc", StringType()))
+    line = '{{"after": {{"doc": {{"a": {0}}}, "id": {0}}}, "key": [{0}], "updated": "1.0000000000"}}\n'
+    decoded = Decoder(schema, ["id"]).decode("".join(line.format(i) for i in range(3)).encode(), Place("f", 1), 0)
+    assert decoded.changes["doc"].to_pylist() == ['{"a": 0}', '{"a": 1}', '{"a": 2}']
+
+
+def test_ignored_columns_are_left_out_without_a_wish():
+    schema = Schema(NestedField(1, "id", LongType(), required=True))
+    line = b'{"after": {"id": 1, "extra": [1, {"x": 2}]}, "key": [1], "updated": "1.0000000000"}'
+    decoded = Decoder(schema, ["id"], ignored=["extra"]).decode(line, Place("f", 1), 0)
+    assert decoded.wishes == ()
+    assert decoded.changes["id"].to_pylist() == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import venv
 from pathlib import Path
 
 import pytest
-import yaml
 
 from icefront.proof.oracle import compare, replay
 from icefront.testing.feeds import ORDERS, Feed
@@ -44,9 +44,9 @@ def test_executors_without_icefront_write_the_epochs(spark_cluster: SparkCluster
     python = python_without_icefront(tmp_path / "venv")
     memory = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.driver.host": "127.0.0.1"}
     project = {"spark": {"master": spark_cluster.url, "conf": {**memory, "spark.driver.bindAddress": "127.0.0.1"}}}
-    (tmp_path / "icefront.yaml").write_text(yaml.safe_dump(project))
+    (tmp_path / "icefront.yaml").write_text(json.dumps(project))
     settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders("lake.t.orders")}
-    (tmp_path / "orders.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "orders.yaml").write_text(json.dumps(settings))
     done = subprocess.run(
         [sys.executable, "-c", RUN, tmp_path / "orders.yaml"],
         env={**os.environ, "PYSPARK_PYTHON": str(python)},

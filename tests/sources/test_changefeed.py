@@ -353,6 +353,18 @@ def test_a_file_that_was_read_to_its_end_is_not_read_again(hand: Hand):
     assert paths(source, Epoch(at(2).next(), at(3).next()), START) == []
 
 
+def test_a_change_at_the_very_frontier_belongs_to_the_next_epoch(hand: Hand):
+    frontier = at(1).next()
+    path = hand.data(0, (1, 0.5))
+    path.write_text(line(1, at(1)) + line(2, frontier))
+    hand.resolve(1)
+    hand.resolve(2)
+    source, t = hand.source(), target()
+    source.observe(START, ["t"])
+    assert take(source, t, 1) == [1]
+    assert take(source, t, 2) == [2]
+
+
 def paths(source: Changefeed, epoch: Epoch, start: Position, table: str = "t") -> list[str]:
     return [part[0] for split in source.splits(table, epoch, start) for part in json.loads(split.work)["parts"]]
 

@@ -50,7 +50,10 @@ def source_for(feed: Feed, rng: random.Random) -> Changefeed:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+SEEDS = [*range(16), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(16, 200))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_change_comes_in_exactly_one_epoch_and_the_state_is_true_at_each(seed: int, tmp_path: Path):
     rng = random.Random(seed)
     feed = Feed(

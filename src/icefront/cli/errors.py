@@ -6,7 +6,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -24,12 +24,15 @@ _secrets: set[str] = set()
 class Commands(TyperGroup):
     """Runs a command and turns what it raises into an exit code; a traceback is shown only to those who asked for it."""
 
+    debug: ClassVar[bool] = False
+    """Whether this process was started with --debug; threads of a command ask too."""
+
     def invoke(self, ctx: Any) -> Any:
-        debug = bool(ctx.params.get("debug"))
+        Commands.debug = bool(ctx.params.get("debug"))
         try:
             return super().invoke(ctx)
         except IcefrontError as error:
-            if debug:
+            if Commands.debug:
                 tell(masked(traceback.format_exc()))
             tell_error(error)
             raise typer.Exit(error.exit_code) from None
@@ -39,7 +42,7 @@ class Commands(TyperGroup):
         except Exception as error:
             if type(error).__module__.partition(".")[0] in {"typer", "click"}:
                 raise  # their own: a usage error, or an exit
-            tell_unexpected(error, debug=debug)
+            tell_unexpected(error)
             raise typer.Exit(UNEXPECTED) from None
 
 
@@ -53,12 +56,12 @@ def tell_error(error: IcefrontError) -> None:
             console.print(Text.assemble(("error: ", "bold red"), line))
 
 
-def tell_unexpected(error: BaseException, *, debug: bool) -> None:
+def tell_unexpected(error: BaseException) -> None:
     """Say shortly what was not foreseen, and where the whole of it can be read."""
     trace = masked("".join(traceback.format_exception(error)))
     what = " ".join(str(error).split())[:300]
     fact = f"unexpected {type(error).__name__}: {what}" if what else f"unexpected {type(error).__name__}"
-    if debug:
+    if Commands.debug:
         tell(trace)
         tell_error(IcefrontError(fact))
         return

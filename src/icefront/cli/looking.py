@@ -38,7 +38,7 @@ def doctor(*, as_json: bool) -> None:
 
 # ── check ──────────────────────────────────────────────────────────────────────────────────
 def check(files: Sequence[Path], *, as_json: bool) -> None:
-    found = [(path, finding) for path in files for finding in check_file(path)]
+    found = [(path, finding) for path in files for finding in check_file(path, load)]
     if as_json:
         show.print_json([{"file": str(path)} | finding.to_dict() for path, finding in found])
     else:
@@ -85,7 +85,7 @@ def _print_status(found: Sequence[TargetStatus]) -> None:
         "behind",
         "epoch",
         "snapshot",
-        "rows",
+        "records",
         "files",
         "unsettled",
         "writer",
@@ -109,7 +109,7 @@ def _print_status(found: Sequence[TargetStatus]) -> None:
     ]
     show.print_rows(columns, rows)
     for t in found:
-        typer.echo(f"{t.target or t.pipeline}: {t.state.value}: {t.reason}" + (f"\n  → {t.next_step}" if t.next_step else ""))
+        show.say(f"{t.target or t.pipeline}: {t.state.value}: {t.reason}" + (f"\n  → {t.next_step}" if t.next_step else ""))
 
 
 def _short_writer(writer: str | None) -> str:
@@ -127,7 +127,7 @@ def epochs(file: Path, *, limit: int, as_json: bool) -> None:
         show.print_json([row.to_dict() for row in rows])
         return
     if not rows:
-        typer.echo("no epoch is published yet")
+        show.say("no epoch is published yet")
         return
     show.print_rows(
         ("target", "from", "to", "changes", "files", "size", "phases", "snapshot", "note"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from icefront.api import Pipeline
 from icefront.cli import show
 from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell, tell_error, tell_unexpected
 from icefront.cli.files import load
+from icefront.cli.sessions import start_session
 from icefront.core.errors import ConfigError, IcefrontError
 from icefront.pipeline import EpochPublished, Result
 from icefront.status.targets import human_time
@@ -42,7 +42,7 @@ def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: f
     stop = threading.Event()
     printer = _Printer(as_json=as_json)
     with _draining(stop), printer:
-        spark = _patiently(lambda: _session(pipelines[0], quiet=as_json))
+        spark = _patiently(lambda: start_session(pipelines[0], quiet=as_json))
         try:
             errors = _run_all(pipelines, spark, printer, stop, until=until, seconds=seconds, adopt=adopt)
         finally:
@@ -66,11 +66,6 @@ def _check_together(files: Sequence[Path], pipelines: Sequence[Pipeline]) -> Non
             raise ConfigError(
                 f"{files[0]} and {path} belong to projects with other catalogs or Spark settings", "run them separately"
             )
-
-
-def _session(pipeline: Pipeline, *, quiet: bool) -> SparkSession:
-    with show.waiting("starting Spark", quiet=quiet):
-        return pipeline.session()
 
 
 def _patiently(action: Callable[[], T]) -> T:
@@ -124,7 +119,7 @@ def _run_all(
             tell_error(error)
         except Exception as error:  # noqa: BLE001 — told here; the exit code says the rest
             errors.append(error)
-            tell_unexpected(error, debug=bool(os.environ.get("ICEFRONT_DEBUG")))
+            tell_unexpected(error)
 
     if not stop.is_set():
         _join([_started(lambda p=pipeline: one(p), pipeline.settings.pipeline) for pipeline in pipelines])  # type: ignore[misc]
@@ -197,8 +192,7 @@ class _Printer:
         if self._status is not None:
             self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            show.say(text)
 
     def _moving(self, place: str) -> None:
         if not show.interactive():

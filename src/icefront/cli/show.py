@@ -43,9 +43,14 @@ def interactive() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def print_json(value: object) -> None:
-    sys.stdout.write(f"{masked(json.dumps(value, default=str, ensure_ascii=False))}\n")
+def say(line: str) -> None:
+    """Print a plain line on stdout."""
+    sys.stdout.write(f"{masked(line)}\n")
     sys.stdout.flush()
+
+
+def print_json(value: object) -> None:
+    say(json.dumps(value, default=str, ensure_ascii=False))
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -81,14 +80,13 @@ class Screen:
         if self._progress is not None:
             self._progress.console.print(text, style=style, markup=False)
         else:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            show.say(text)
 
 
 def _summary(claims: Sequence[Claim], folder: Path, took: float) -> None:
-    typer.echo("")
+    show.say("")
     show.print_rows(("shown", "by"), [(claim.what, claim.evidence) for claim in claims])
-    typer.echo(f"\nAll of it held, in {took:.0f} s. The lakehouse is in {folder}. To try next:")
+    show.say(f"\nAll of it held, in {took:.0f} s. The lakehouse is in {folder}. To try next:")
     for command, why in (
         (f"cd {folder}", ""),
         ("icefront status", "state, frontier and lag of both tables"),
@@ -96,4 +94,4 @@ def _summary(claims: Sequence[Claim], folder: Path, took: float) -> None:
         ("icefront verify shop.yaml", "compare table and source once more"),
         ("icefront init my-project", "a small project to start your own from"),
     ):
-        typer.echo(f"  {command:<28}{'# ' + why if why else ''}".rstrip())
+        show.say(f"  {command:<28}{'# ' + why if why else ''}".rstrip())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from icefront.cli import show
 from icefront.core.errors import ConfigError
 from icefront.testing.feeds import ORDERS, Feed
@@ -57,9 +55,9 @@ def init(folder: Path) -> None:
             changes = _feed(folder / FEED)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}", "name a folder that this user may write") from error
-    typer.echo(f"{folder}/: icefront.yaml, orders.yaml, README.md and feed/ with {changes:,} changes")
+    show.say(f"{folder}/: icefront.yaml, orders.yaml, README.md and feed/ with {changes:,} changes")
     step = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
-    typer.echo(f"  → {step}icefront run orders.yaml --until caught-up")
+    show.say(f"  → {step}icefront run orders.yaml --until caught-up")
 
 
 def _feed(folder: Path) -> int:

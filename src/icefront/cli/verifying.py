@@ -13,6 +13,7 @@ from rich.text import Text
 
 from icefront.cli import show
 from icefront.cli.files import load
+from icefront.cli.sessions import start_session
 from icefront.proof.verify import Comparison, Point, points
 from icefront.proof.verify import verify as compare_points
 
@@ -24,8 +25,7 @@ def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> No
     chosen = points(pipeline, every_snapshot=every_snapshot)
     compared: list[Comparison] = []
     if any(point.snapshot is not None for point in chosen):
-        with show.waiting("starting Spark", quiet=as_json):
-            spark = pipeline.session()
+        spark = start_session(pipeline, quiet=as_json)
         try:
             compared += _with_progress(chosen, compare_points(pipeline, spark, chosen), quiet=as_json)
         finally:
@@ -52,7 +52,7 @@ def _with_progress(chosen: Sequence[Point], comparisons: Iterator[Comparison], *
 
 def _print(compared: Sequence[Comparison], limit: int) -> None:
     if not compared:
-        typer.echo("nothing is published yet: nothing to compare")
+        show.say("nothing is published yet: nothing to compare")
         return
     rows: list[Sequence[str | Text]] = [
         (
@@ -70,7 +70,7 @@ def _print(compared: Sequence[Comparison], limit: int) -> None:
     show.print_rows(columns, rows)
     for comparison in compared:
         for line in _details(comparison, limit):
-            typer.echo(line)
+            show.say(line)
 
 
 def _details(found: Comparison, limit: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from icefront.core.errors import NewerFormat
+from icefront.core.errors import NewerFormat, Stopped
 from icefront.core.timestamps import Timestamp
 
 MARK_FORMAT = 1
@@ -106,7 +106,15 @@ class Mark:
 
     @classmethod
     def from_json(cls, text: str) -> Mark:
-        raw = json.loads(text)
+        try:
+            return cls._read(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Stopped(
+                f"a mark cannot be read ({error!r}): {text[:200]}", "restore the table property icefront.mark.<pipeline>"
+            ) from error
+
+    @classmethod
+    def _read(cls, raw: dict[str, Any]) -> Mark:
         found = raw["format"]
         if found > MARK_FORMAT:
             raise NewerFormat(

@@ -350,9 +350,14 @@ def check_resume(mark: Mark, source: Identity, earliest: Timestamp) -> None:
             f"the mark was written from source {mark.source.text}, this source is {source.text}",
             "point the pipeline at the source it was started with, or write to a new table",
         )
-    if mark.frontier != ORIGIN and mark.frontier < earliest:
+    check_readable(mark.frontier, earliest)
+
+
+def check_readable(frontier: Timestamp, earliest: Timestamp) -> None:
+    """Raise unless the source still has what comes after `frontier`; at the origin, wherever it begins will do."""
+    if frontier != ORIGIN and frontier < earliest:
         raise Overcompacted(
-            f"the target's frontier is {mark.frontier}, the source can only be read from {earliest}",
+            f"the target's frontier is {frontier}, the source can only be read from {earliest}",
             "the changes between the two are gone from the source: restore them, or load into a new table",
         )
 

@@ -17,7 +17,7 @@ Other unknown members of the envelope are left alone: new CockroachDB versions a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -125,8 +125,11 @@ class Decoder:
     that showed nothing but nulls is expected to do so again. Both only choose a faster way to the same result.
     """
 
-    def __init__(self, schema: Schema, keys: Sequence[str], envelope: Envelope = "wrapped") -> None:
-        self._schema, self._keys, self._envelope = schema, tuple(keys), envelope
+    def __init__(
+        self, schema: Schema, keys: Sequence[str], envelope: Envelope = "wrapped", ignored: Collection[str] = ()
+    ) -> None:
+        """Decode into `schema`. Columns that it does not have become wishes, except those that are `ignored`."""
+        self._schema, self._keys, self._envelope, self._ignored = schema, tuple(keys), envelope, frozenset(ignored)
         self._fields = {f.name: f for f in schema.fields}
         missing = [k for k in keys if k not in self._fields]
         if missing:
@@ -140,11 +143,12 @@ class Decoder:
         self._build()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Decoder, (self._schema, self._keys, self._envelope)
+        return Decoder, (self._schema, self._keys, self._envelope, self._ignored)
 
     def _build(self) -> None:
         # CockroachDB prints members sorted by name; msgspec finds them fastest in the order in which they come.
         wires = {c: self._wire(c) for c in sorted(self._fields)} | dict.fromkeys(sorted(self._nulls), None)
+        wires |= dict.fromkeys(sorted(self._ignored - wires.keys()), msgspec.Raw)
         self._attributes = {column: f"f{i}" for i, column in enumerate(wires)}
         if self._envelope == "wrapped":
             self._row = record("Row", wires)
@@ -341,6 +345,7 @@ class Decoder:
         """Go line by line to find what does not fit: wishes for unknown columns, something to learn, or a bad row."""
         seen, unknown, learned = Sightings(chunk.place), set[str](), len(self._raw)
         for number, text in chunk.filled():
+            known = len(self._raw)
             try:
                 self._lines.decode(text)
             except _UNDECODABLE as problem:
@@ -348,6 +353,8 @@ class Decoder:
                 for column, raw in new.items():
                     unknown.add(column)
                     seen.see(column, bytes(raw), number)
+            if len(self._raw) > known:
+                self._build()  # so that the next line is refused only for what is still unexplained
         wishes = seen.wishes()
         silent = unknown - wishes.keys() - self._nulls
         if not (wishes or silent or len(self._raw) > learned):
@@ -372,7 +379,7 @@ class Decoder:
                 self._value(line, 0, column, cells[column])
             except _Learned:
                 explained = True
-        new = {column: raw for column, raw in cells.items() if column not in self._fields}
+        new = {column: raw for column, raw in cells.items() if column not in self._fields and column not in self._ignored}
         if not (new or explained):
             raise line.bad(0, f"not a changefeed message: {problem}: {shorten(line.lines)}", CREATE)
         return new

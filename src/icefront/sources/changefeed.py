@@ -14,6 +14,9 @@ where T is the least name timestamp of a file that may still hold changes beyond
 position if its name is T or later, or it was written at M or later, or it turned up while this
 process was watching. The second and third only ever add files: reading a file again is harmless,
 since its changes are chosen by their own timestamps.
+
+One thing is taken from the feed's contract without proof: a new file's name is at most a day older
+than what was resolved before it. A feed starts again from its last checkpoint, seconds earlier.
 """
 
 from __future__ import annotations

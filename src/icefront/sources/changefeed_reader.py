@@ -82,7 +82,7 @@ class ChangefeedReader:
         After the first wish nothing more is yielded, but all of the split's wishes are collected:
         the schema is to change once, not once per column.
         """
-        decoder = messages.Decoder(schema, self.keys, self.envelope)
+        decoder = messages.Decoder(schema, self.keys, self.envelope, self.ignored)
         tally = _Tally()
         for part in parts_of(split):
             for chunk in self._chunks(part):

@@ -6,7 +6,7 @@ that a run would end with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -65,10 +65,10 @@ def _error(about: str, error: IcefrontError) -> Finding:
     return Finding(Level.ERROR, about, error.fact, error.next_step, error.exit_code)
 
 
-def check(path: Path) -> Sequence[Finding]:
+def check(path: Path, load: Callable[[Path], Pipeline] = Pipeline.load) -> Sequence[Finding]:
     """Check one pipeline file, as far as its first obstacle lets us look."""
     try:
-        look = Look(Pipeline.load(path))
+        look = Look(load(path))
     except IcefrontError as error:
         return [_error(str(path), error)]
     findings = [_ok("configuration", _described(look))]

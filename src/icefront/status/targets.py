@@ -18,7 +18,7 @@ from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
 from icefront.settings import Target
 from icefront.status.history import History, read_history
-from icefront.status.look import Look, entries, read_head
+from icefront.status.look import Look, entries, other_pipelines, read_head
 
 
 class State(StrEnum):
@@ -128,7 +128,7 @@ def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
         found = _with_table(found, table.metadata)
         head = read_head(table.metadata, look.settings.pipeline)
         if head.mark is None:
-            return _without_mark(look, target, found)
+            return _without_mark(look, target, found, table.metadata)
         found = _with_mark(found, head.mark, table.metadata)
         check_lineage(head, head.mark)
         return _told(_with_source(look, target, found, head.mark), history)
@@ -152,7 +152,7 @@ def _number(text: str | None) -> int:
 
 
 def _with_mark(found: TargetStatus, mark: Mark, metadata: TableMetadata) -> TargetStatus:
-    published = next((s for s in reversed(metadata.snapshots) if _published(s.snapshot_id, entries(s), mark)), None)
+    published = next((s for s in reversed(metadata.snapshots) if _published(entries(s), mark)), None)
     return replace(
         found,
         frontier=mark.frontier,
@@ -163,7 +163,7 @@ def _with_mark(found: TargetStatus, mark: Mark, metadata: TableMetadata) -> Targ
     )
 
 
-def _published(_snapshot: int, said: dict[str, str], mark: Mark) -> bool:
+def _published(said: dict[str, str], mark: Mark) -> bool:
     """Say whether this snapshot made the mark's epoch visible; a claim repeats the id without being it."""
     return said.get(summary.EPOCH_ID) == str(mark.epoch_id) and summary.CLAIM not in said and summary.UPKEEP not in said
 
@@ -218,7 +218,13 @@ def _waiting(look: Look, target: Target, found: TargetStatus, why: str) -> Targe
     )
 
 
-def _without_mark(look: Look, target: Target, found: TargetStatus) -> TargetStatus:
+def _without_mark(look: Look, target: Target, found: TargetStatus, metadata: TableMetadata) -> TargetStatus:
+    others = other_pipelines(metadata, found.pipeline)
+    if others and not target.sink.shared:
+        fact = f"the table is written by pipeline {', '.join(others)}"
+        return replace(
+            found, state=State.STOPPED, reason=fact, next_step="name another table; or say `shared: true` in the sink of both"
+        )
     if found.records:
         fact = f"the table has {found.records} rows but no mark of pipeline {found.pipeline}: these rows are not ours"
         return replace(

@@ -253,8 +253,11 @@ class Feed:
             self._emit(again, since.next() if self.resolved else self.begin)
 
     def lag(self, resolved: int = 3) -> None:
-        """Let a session that started from an older resolved timestamp write now: an old name, old changes and one that is new."""
-        since = self.resolved[-resolved:][0]
+        """Let a session that started from an older resolved timestamp write now: an old name, old changes and one that is new.
+
+        At most a day older, the margin that readers allow for: a real feed starts from its last checkpoint.
+        """
+        since = next(r for r in self.resolved[-resolved:] if r.wall >= self.resolved[-1].wall - 86_400 * SECOND)
         self._start_session()
         news = self._change(self.resolved[-1], Timestamp(self.resolved[-1].wall + round(self.period * SECOND)), ahead=True)
         again = [s for s in self.said if s.at > since]
@@ -296,9 +299,10 @@ class Feed:
         return self._insert(table, at, key)
 
     def _between(self, lower: Timestamp, upper: Timestamp) -> Timestamp:
-        """Choose a timestamp in (lower, upper], the end itself now and then."""
-        if self._rng.random() < 0.05:
-            return upper
+        """Choose a timestamp in (lower, upper], the ends themselves now and then."""
+        dice = self._rng.random()
+        if dice < 0.1:
+            return upper if dice < 0.05 else lower.next()
         at = Timestamp(self._rng.randint(lower.wall, upper.wall), self._rng.choice((0, 0, 0, 1, 2)))
         return at if lower < at <= upper else upper
 
