@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from icefront.apply import Applied, apply_changes
-from icefront.core.errors import ConfigError
+from icefront.core.errors import ConfigError, IcefrontError
 from icefront.core.marks import START
 from icefront.pipeline import EpochPublished, Result, Run, RunOptions
 from icefront.settings import PipelineSettings, Target, load_pipeline, reveal
@@ -74,7 +74,7 @@ class Pipeline:
         assert feed is not None
         source = self.source()
         with StateStore(self.settings.project.state) as notes:
-            return Run(
+            run = Run(
                 self.settings.pipeline,
                 source,
                 Routes(spark or self.session(), self.settings, source),
@@ -83,4 +83,20 @@ class Pipeline:
                 options=RunOptions(until_caught_up=until is not None, seconds=seconds, adopt=adopt, poll=feed.poll.seconds),
                 tell=on_epoch or (lambda _: None),
                 stop=stop,
-            )()
+            )
+            return _noted(notes, self.settings.pipeline, run)
+
+
+def _noted(notes: StateStore, pipeline: str, run: Run) -> Result:
+    """Run, and leave a note of how it began and how it ended."""
+    notes.run_started(pipeline, run.id)
+    try:
+        result = run()
+    except IcefrontError as error:
+        notes.run_ended(run.id, type(error).__name__, error.fact)
+        raise
+    except BaseException as error:
+        notes.run_ended(run.id, "unexpected", repr(error))
+        raise
+    notes.run_ended(run.id, "done", epochs=result.epochs)
+    return result

@@ -39,6 +39,7 @@ class SparkJob:
     table: str
     keys: tuple[str, ...]
     sequence_by: str | None
+    distribution: str
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
         """Find the columns that nobody declared.
@@ -62,6 +63,7 @@ class SparkJob:
             keys=self.wanted.keys,
             sequence_by=self.sequence_by,
             upsert=self.wanted.mode == "upsert",
+            distribution=self.distribution,
         )
         written = write_epoch(self.spark, work, splits)
         return written.files, written.reports
@@ -87,7 +89,8 @@ class Routes:
         wanted = self._wanted(target, keys)
         sink = IcebergSink(self._spark, wanted)
         sequence_by = None if target.sequence_by == TIMESTAMP_ORDER else target.sequence_by
-        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, sequence_by)
+        distribution = self._settings.write.distribution
+        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, sequence_by, distribution)
         return Route(target.source_table, sink, job)
 
     def _wanted(self, target: Target, keys: tuple[str, ...]) -> IcebergTarget:

@@ -100,7 +100,6 @@ def test_a_mistake_is_named_with_its_place(refused, added, expected):
         ("{table: lake.a.b, format_version: 4}", "orders.yaml:4:51: sink.iceberg.format_version: must be 2 or 3, got 4"),
         ("{table: lake.a.b, format_version: '3'}", 'orders.yaml:4:51: sink.iceberg.format_version: must be 2 or 3, got "3"'),
         ("{table: lake.a.b, shared: 'yes'}", 'orders.yaml:4:43: sink.iceberg.shared: expected true or false, got "yes"'),
-        ("{table: lake.a.b, branch: ''}", "orders.yaml:4:43: sink.iceberg.branch: must not be empty"),
         (
             "{table: lake.a.b, partition_by: day(ts)}",
             'orders.yaml:4:49: sink.iceberg.partition_by: expected a list, got "day(ts)"',

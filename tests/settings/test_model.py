@@ -77,12 +77,7 @@ def test_the_smallest_pipeline_has_every_default(write):
     assert settings.schema_policy.add_column == "evolve"
     assert (settings.upkeep, settings.bad_rows, settings.write.publish) == ("auto", "stop", "immediate")
     (target,) = settings.targets_for(["b"])
-    assert (target.sink.format_version, target.sink.deletes, target.sink.shared, target.sink.branch) == (
-        3,
-        "global",
-        False,
-        "main",
-    )
+    assert (target.sink.format_version, target.sink.deletes, target.sink.shared) == (3, "global", False)
 
 
 def test_without_a_project_file_the_defaults_lie_beside_the_pipeline_file(write, folder):

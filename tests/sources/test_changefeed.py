@@ -24,6 +24,7 @@ from icefront.testing.feeds import BEGIN, SECOND, SHOP, Feed, FeedWriter
 from tests.sources.drive import Target, read, schema_of
 
 SCHEMA = schema_of({"id": "long", "v": "string"})
+DAY = 86_400
 
 
 def at(seconds: float) -> Timestamp:
@@ -431,6 +432,41 @@ def test_releasing_one_table_s_position_keeps_another_table_s_files(hand: Hand):
     assert take(source, u, 200_001) == [8]
 
 
+@pytest.mark.parametrize("partition", ["daily", "flat"])
+def test_an_old_name_that_turned_up_late_survives_the_release_of_another_table(partition: str, tmp_path: Path):
+    """Reading it moves its table's position back, behind where the other table says that names may be forgotten."""
+    hand = Hand(tmp_path, partition=partition)
+    hand.data(0, (1, 0.5))
+    hand.data(0, (1, 0.5), table="u")
+    hand.resolve(1)
+    source, t, u = hand.source(), target(), target("u")
+    source.observe(START, ["t", "u"])
+    take(source, t, 1)
+    take(source, u, 1)
+    hand.resolve(2 * DAY)
+    hand.data(1.5 * DAY, (2, 2.5 * DAY), (3, 4.5 * DAY), written=2 * DAY)
+    hand.resolve(4 * DAY)
+    for day, keys in ((2, []), (4, [2]), (5, [3])):
+        hand.resolve(day * DAY)
+        source.observe(u.position, ["t", "u"])
+        assert take(source, t, day * DAY) == keys
+        take(source, u, day * DAY)
+        source.release(u.position)
+
+
+def test_flat_files_that_were_forgotten_are_found_again_by_whoever_is_further_back(tmp_path: Path):
+    hand = Hand(tmp_path, partition="flat")
+    hand.data(0, (7, 0.5), table="u")
+    hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    hand.resolve(5 * DAY)
+    source, t, u = hand.source(), target(), target("u")
+    source.observe(START, ["t", "u"])
+    take(source, t, 5 * DAY)
+    source.release(t.position)
+    assert take(source, u, 5 * DAY) == [7]
+
+
 def test_a_table_without_files_moves_on(hand: Hand):
     hand.resolve(1)
     source, t = hand.source(), target()
@@ -488,9 +524,6 @@ def test_compressed_files_are_counted_larger_and_never_cut(tmp_path: Path):
 
 
 # ── cheap polls, bounded memory ────────────────────────────────────────────────────────────
-DAY = 86_400
-
-
 def test_a_poll_lists_only_the_last_days_and_parses_only_new_names(hand: Hand):
     for day in range(30):
         for n in range(20):

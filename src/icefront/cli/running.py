@@ -97,11 +97,6 @@ def _join(threads: Sequence[threading.Thread]) -> None:
             thread.join(0.2)
 
 
-def _make_active(spark: SparkSession) -> None:
-    """Make the session this thread's own: Spark looks up catalogs through the thread's session, and new threads have none."""
-    spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # noqa: SLF001
-
-
 def _run_all(
     pipelines: Sequence[Pipeline], spark: SparkSession, printer: _Printer, stop: threading.Event, **options: Any
 ) -> Sequence[BaseException]:
@@ -111,7 +106,6 @@ def _run_all(
     def one(pipeline: Pipeline) -> None:
         name = pipeline.settings.pipeline
         try:
-            _make_active(spark)
             result = pipeline.run(spark, on_epoch=lambda event: printer.epoch(name, event), stop=stop, **options)
             printer.end(name, result, drained=stop.is_set())
         except IcefrontError as error:

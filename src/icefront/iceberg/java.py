@@ -148,6 +148,7 @@ class Gateway:
         assert jvm is not None
         logging.getLogger("py4j.clientserver").addFilter(_is_noise)
         ensure_callback_server_started(spark.sparkContext._gateway)  # noqa: SLF001
+        self.sessions = spark._get_j_spark_session_class(jvm)  # noqa: SLF001
         iceberg = jvm.org.apache.iceberg
         self.spark_util = iceberg.spark.Spark3Util
         self.file_parser = iceberg.ContentFileParser
@@ -160,6 +161,8 @@ class Gateway:
         self.namespace = iceberg.catalog.Namespace
 
     def catalog(self, name: str) -> JavaObject:
+        # Spark looks catalogs up through the thread's own session, and a new thread has none.
+        self.sessions.setActiveSession(self.session)
         return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
 
     def load(self, name: str) -> JavaTable | None:
@@ -190,9 +193,7 @@ class Gateway:
         could not hold them.
         """
         catalog, identifier = self.locate(name)
-        namespace = ".".join(f"`{part}`" for part in name.split(".")[:-1])
-        # By SQL: catalogs come wrapped in a cache, which knows no namespaces.
-        self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        self._create_namespace(".".join(f"`{part}`" for part in name.split(".")[:-1]))
         builder = catalog.buildTable(identifier, self.schema_parser.fromJson(schema_json)).withProperties(
             self.string_map(properties)
         )
@@ -211,6 +212,15 @@ class Gateway:
         if table is None:
             raise Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
         return table
+
+    def _create_namespace(self, namespace: str) -> None:
+        """Create by SQL: catalogs come wrapped in a cache, which knows no namespaces."""
+        statement = f"CREATE NAMESPACE IF NOT EXISTS {namespace}"
+        try:
+            self.spark.sql(statement)
+        except Py4JJavaError:
+            # Another target or driver may have made it in the same moment: then it is there now.
+            call(lambda: self.spark.sql(statement))
 
     def string_map(self, values: Mapping[str, str]) -> JavaObject:
         jvm = self.spark._jvm  # noqa: SLF001

@@ -61,7 +61,7 @@ class IcebergSink(Part):
     format_version: Literal[2, 3] = Field(default=3, description="The table format, when the table is created.")
     partition_by: tuple[PartitionBy, ...] = Field(
         default=(),
-        description="Partition fields, when the table is created: `day(created_at)`, `bucket(16, id)`, `truncate(4, name)`, "
+        description="Partition fields; changed later, the next run gives the table a new partition spec: `day(created_at)`, `bucket(16, id)`, `truncate(4, name)`, "
         "`year(ts)`, `month(ts)`, `hour(ts)`, `region`.",
     )
     deletes: Literal["global", "scoped"] = Field(
@@ -73,7 +73,6 @@ class IcebergSink(Part):
     shared: Bool = Field(
         default=False, description="Let a second pipeline write this table. Both must say so; disjoint keys are their promise."
     )
-    branch: str = Field(default="main", min_length=1, description="The branch to write.")
 
     @classmethod
     def cross_check(cls, data: Mapping[str, Any]) -> Iterable[Found]:
@@ -228,8 +227,8 @@ class Write(Part):
     target_file_size: Size = Field(default=Size(128 * 2**20), description="About how large a data file grows.")
     distribution: Literal["auto", "none", "hash"] = Field(
         default="auto",
-        description="`none`: each task writes what it reads. `hash`: changes are brought together by key first. `auto`: `hash` where "
-        "one key can occur in several splits or partitions would make many small files.",
+        description="How changes get to the tasks that write them. `hash`: by key, always. `none`: not at all; one task reads and writes "
+        "the whole epoch, for small epochs and few files. `auto`: `hash` when an epoch has more than one split.",
     )
     publish: Annotated[Literal["immediate"], BeforeValidator(_not_settled)] = Field(
         default="immediate", description="When an epoch becomes visible: `immediate`, as soon as it is committed."

@@ -260,6 +260,9 @@ class Changefeed:
         tables = self._learn(reports)
         waiting = [f.timestamp for t in tables for f in self._holding(t, epoch.upper, epoch.upper, place)]
         low = min([resolved, *waiting]) if tables or epoch in self._planned else min(resolved, place.low)
+        for table in tables:
+            # An old name may turn up late, so the position can step back to it, below where reading began.
+            self._lows[table] = min(low, self._lows.get(table, low))
         since = self.catalogue.written(resolved)
         return Place(resolved, low, place.since if since is None else since).position()
 

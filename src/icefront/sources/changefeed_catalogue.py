@@ -87,6 +87,10 @@ class Catalogue:
         covered, newest, first_day = self._covered, self.newest_seen(), horizon(since)
         if covered is not None and covered <= first_day and newest is not None:
             first_day = max(first_day, horizon(newest))
+        known = self._known(ROOT)
+        if covered is not None and first_day < covered:
+            # Going back in time: files in the root may have been forgotten, so their names are read again.
+            self._names[ROOT] = set()
         folders: list[str] = []
         self.work.folders += 1
         for entry in self.store.top():
@@ -96,12 +100,11 @@ class Catalogue:
                 if entry.name >= first_day:
                     folders.append(entry.name)
             else:
-                self._note(ROOT, entry, late=covered is not None)
+                self._note(ROOT, entry, late=covered is not None and entry.name not in known)
         for folder in sorted(folders):
             self.work.folders += 1
-            known = self._known(folder)
             for entry in self.store.walk(folder):
-                if entry.name not in known:
+                if entry.name not in self._known(folder):
                     self._note(folder, entry, late=covered is not None and folder >= covered)
         self._covered = first_day if covered is None else min(covered, first_day)
         self._check_newest(newest)
@@ -131,7 +134,7 @@ class Catalogue:
         match what:
             case DataName(timestamp=timestamp, topic=topic, schema_id=schema_id, codec=codec):
                 file = FeedFile(path, timestamp, topic, schema_id, codec, stat.size, stat.mtime, late)
-                self._files.setdefault(topic, {})[path] = file
+                self._files.setdefault(topic, {}).setdefault(path, file)
                 self._tables[topic] = max(timestamp, self._tables.get(topic, timestamp))
             case ResolvedName(timestamp=timestamp):
                 self._seen.setdefault(timestamp, Resolved(timestamp, stat.mtime))

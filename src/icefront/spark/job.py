@@ -52,6 +52,7 @@ class Work:
     keys: tuple[str, ...]
     sequence_by: str | None
     upsert: bool
+    distribution: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,17 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
     if not splits:
         return Written((), ())
     ship_package(spark)
-    items = spark.range(0, len(splits), 1, len(splits))
-    if work.upsert and len(splits) > 1:
+    # Two changes of one key in one snapshot would both be visible: several tasks must exchange by key.
+    alone = work.upsert and work.distribution == "none"
+    exchange = work.upsert and not alone and (len(splits) > 1 or work.distribution == "hash")
+    items = spark.range(0, 1 if alone else len(splits), 1, 1 if alone else len(splits))
+    if exchange:
         buckets = max(2, -(-sum(s.bytes for s in splits) // PARTITION_BYTES))
-        blobs = items.mapInArrow(_on_items(splits, _BlobStage(work, buckets)), _BLOBS)
+        blobs = items.mapInArrow(_on_items([(split,) for split in splits], _BlobStage(work, buckets)), _BLOBS)
         rows = blobs.repartitionById(buckets, "bucket").mapInArrow(_MergeStage(work), _RESULT)
     else:
-        rows = items.mapInArrow(_on_items(splits, _WholeStage(work)), _RESULT)
+        stages = [tuple(splits)] if alone else [(split,) for split in splits]
+        rows = items.mapInArrow(_on_items(stages, _WholeStage(work)), _RESULT)
     return _collect(rows.collect(), len(splits))
 
 
@@ -81,7 +86,7 @@ def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Seq
     """Ask every split which columns a table made for it would have."""
     ship_package(spark)
     items = spark.range(0, len(splits), 1, max(1, len(splits)))
-    rows = items.mapInArrow(_on_items(splits, _InferStage(reader, epoch)), _RESULT).collect()
+    rows = items.mapInArrow(_on_items([(split,) for split in splits], _InferStage(reader, epoch)), _RESULT).collect()
     return _collect(rows, len(splits)).reports
 
 
@@ -106,24 +111,25 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class _on_items:  # noqa: N801 — reads as what it is: a stage on work items
-    """Run a stage on each work item of a task."""
+    """Run a stage on each work item of a task: one split, as a rule."""
 
-    splits: Sequence[Split]
-    stage: Callable[[Split], Iterator[Row]]
+    items: Sequence[tuple[Split, ...]]
+    stage: Callable[[tuple[Split, ...]], Iterator[Row]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = _BLOBS_ARROW if isinstance(self.stage, _BlobStage) else _RESULT_ARROW
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _batches(self._run(self.splits[number]), schema)
+                yield from _batches(self._run(self.items[number]), schema)
 
-    def _run(self, split: Split) -> Iterator[Row]:
-        prefix = (split.number,) if isinstance(self.stage, _BlobStage) else ()
+    def _run(self, splits: tuple[Split, ...]) -> Iterator[Row]:
+        first = splits[0].number
+        prefix = (first,) if isinstance(self.stage, _BlobStage) else ()
         try:
-            yield from self.stage(split)
+            yield from self.stage(splits)
         except IcefrontError as error:
             # Told as a value: Spark would retry a bad row and bury its message in a Java trace.
-            yield (*prefix, _ERROR, pickle.dumps((split.number, error)))
+            yield (*prefix, _ERROR, pickle.dumps((first, error)))
 
 
 def _batches(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -139,21 +145,20 @@ def attempt_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _WholeStage:
-    """Read, net and write one split."""
+    """Read, net and write what one task has."""
 
     work: Work
 
-    def __call__(self, split: Split) -> Iterator[Row]:
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
         reports: list[Report] = []
-        tables = _tables(self.work.reader.read(split, self.work.epoch, self.work.schema), reports)
+        tables = _tables(self.work, splits, reports)
         if self.work.upsert:
             held = list(tables)
             tables = iter([_net(self.work, held)] if held else [])
-        written = list(self.work.writer.write(tables, split.number, attempt_id()))
-        (report,) = reports
-        if not report.wishes:
+        written = list(self.work.writer.write(tables, splits[0].number, attempt_id()))
+        if not any(report.wishes for report in reports):
             yield from ((_FILE, pickle.dumps(file)) for file in written)
-        yield (_REPORT, pickle.dumps(report))
+        yield from ((_REPORT, pickle.dumps(report)) for report in reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +168,14 @@ class _BlobStage:
     work: Work
     buckets: int
 
-    def __call__(self, split: Split) -> Iterator[Row]:
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
         reports: list[Report] = []
-        for table in _tables(self.work.reader.read(split, self.work.epoch, self.work.schema), reports):
+        for table in _tables(self.work, splits, reports):
             netted = _net(self.work, [table])
             for bucket, part in enumerate(partition_by_key(netted, self.work.keys, self.buckets)):
                 if part.num_rows:
                     yield (bucket, _CHANGES, to_blob(part))
-        yield (split.number, _REPORT, pickle.dumps(reports[0]))
+        yield from ((report.split, _REPORT, pickle.dumps(report)) for report in reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +210,18 @@ class _InferStage:
     reader: Reader
     epoch: Epoch
 
-    def __call__(self, split: Split) -> Iterator[Row]:
-        yield (_REPORT, pickle.dumps(self.reader.infer(split, self.epoch)))
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
+        yield from ((_REPORT, pickle.dumps(self.reader.infer(split, self.epoch))) for split in splits)
 
 
-def _tables(items: Iterator[pa.Table | Report], reports: list[Report]) -> Iterator[pa.Table]:
-    for item in items:
-        if isinstance(item, Report):
-            reports.append(item)
-        elif item.num_rows:
-            yield item
+def _tables(work: Work, splits: Sequence[Split], reports: list[Report]) -> Iterator[pa.Table]:
+    """Read splits; their reports are put aside as they come."""
+    for split in splits:
+        for item in work.reader.read(split, work.epoch, work.schema):
+            if isinstance(item, Report):
+                reports.append(item)
+            elif item.num_rows:
+                yield item
 
 
 def _net(work: Work, tables: list[pa.Table]) -> pa.Table:
