@@ -35,11 +35,18 @@ class Pipeline:
         """Read a pipeline file and the project file beside it."""
         return cls(load_pipeline(Path(path)))
 
-    def source(self) -> Changefeed:
-        """Make the source. Nothing is read yet."""
+    def source(self, parallelism: int = 1) -> Changefeed:
+        """Make the source. Nothing is read yet. Epochs are cut into about `parallelism` splits where that is worth it."""
         feed = self.settings.source.changefeed
         assert feed is not None
-        return Changefeed(feed.path, storage=reveal(feed.storage), name=feed.id, envelope=feed.envelope, split_bytes=SPLIT_BYTES)
+        return Changefeed(
+            feed.path,
+            storage=reveal(feed.storage),
+            name=feed.id,
+            envelope=feed.envelope,
+            split_bytes=SPLIT_BYTES,
+            parallelism=parallelism,
+        )
 
     def targets(self, source: Changefeed | None = None) -> Sequence[Target]:
         """Say which of the source's tables goes where, as of now."""
@@ -72,12 +79,13 @@ class Pipeline:
 
         feed = self.settings.source.changefeed
         assert feed is not None
-        source = self.source()
+        spark = spark or self.session()
+        source = self.source(spark.sparkContext.defaultParallelism)
         with StateStore(self.settings.project.state) as notes:
             run = Run(
                 self.settings.pipeline,
                 source,
-                Routes(spark or self.session(), self.settings, source),
+                Routes(spark, self.settings, source),
                 notes,
                 self.settings.minting,
                 options=RunOptions(until_caught_up=until is not None, seconds=seconds, adopt=adopt, poll=feed.poll.seconds),

@@ -22,8 +22,6 @@ _LOCAL = {
     # 253 → 72 ms for a trivial two-task mapInArrow: see docs/decisions.
     "spark.python.daemon.module": "icefront.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
-    # Without Hadoop's native library each new local file starts a `chmod`; a checksum file beside it would start a second one.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
