@@ -101,6 +101,16 @@ def test_a_run_that_is_killed_is_resumed_and_nothing_is_lost_or_doubled(project:
     project.check()
 
 
+def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(project: Project) -> None:
+    project.run("publish.before=delay:120@1,stage.after=kill@3", code=KILLED)
+    files = {path: path.stat().st_mtime_ns for path in project.folder.glob(".icefront/warehouse/**/data/*.parquet")}
+    events = [json.loads(line) for line in project.run().splitlines()]
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert [event["recovered"] for event in epochs] == [True, True, True]
+    assert {path: path.stat().st_mtime_ns for path in project.folder.glob(".icefront/warehouse/**/data/*.parquet")} == files
+    project.check()
+
+
 def test_a_paused_writer_is_overtaken_woken_and_refused(project: Project) -> None:
     with project.start("publish.before-commit=pause@2") as zombie:
         wait_until(lambda: is_stopped(zombie.pid))

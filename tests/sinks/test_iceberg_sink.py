@@ -333,3 +333,20 @@ def test_every_file_kind_of_an_epoch_is_in_its_snapshot(spark: Any, table: str) 
     sink.publish(staged, mark)
     listed = {r[0] for r in spark.sql(f"SELECT file_path FROM {table}.all_files").collect()}
     assert {f.path for f in staged.files} <= listed
+
+
+def test_a_schema_change_that_loses_to_another_commit_is_planned_and_tried_again(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(spark, table)
+    struck: list[str] = []
+
+    def come_between(name: str) -> None:
+        if name == "schema.before-commit" and not struck:
+            struck.append(name)
+            spark.sql(f"INSERT INTO {table} VALUES (1, 'between')")
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", come_between)
+    assert sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
+    assert struck
+    assert state(spark, table) == {1: "between"}

@@ -140,7 +140,7 @@ def check_lineage(head: Head, mark: Mark) -> None:
             return
         raise RolledBack(
             f"the table's newest snapshot of pipeline {mark.pipeline} ends at {ancestor.frontier}, its mark says {mark.frontier}",
-            "the table was rolled back: roll forward again, or `icefront run --accept-rollback` to continue from the older frontier",
+            "the table was rolled back: set its current snapshot forward again, or load into a new table",
         )
     if head.whole or mark.epoch_id in head.elsewhere:
         raise RolledBack(

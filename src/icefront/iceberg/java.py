@@ -286,18 +286,20 @@ class JavaTable:
         kept = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
         return {k: v for k, v in dict(self.table.io().properties()).items() if k.startswith(kept)}
 
-    def evolve(self, change: Callable[[JavaObject], None]) -> None:
-        """Change the schema; repeating it after a lost answer changes nothing."""
-        update = self.table.updateSchema()
-        change(update)
-        self.commit_metadata(update)
+    def commits(self, commit: Callable[[], object]) -> bool:
+        """Commit a change of metadata; False when somebody else's commit came between or the answer was lost.
 
-    def commit_metadata(self, update: JavaObject) -> None:
+        Then look again: such changes are planned anew from what the table is by then.
+        """
         try:
-            update.commit()
+            commit()
         except Py4JJavaError as error:
-            raise translate(error) from error
-        self.refresh()
+            if not java_class(error).endswith(("CommitFailedException", "CommitStateUnknownException")):
+                raise translate(error) from error
+            return False
+        finally:
+            self.refresh()
+        return True
 
     def commit_fenced(
         self,

@@ -121,54 +121,42 @@ class IcebergSink:
         self._align_partitioning()
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
+        """Change the schema until no wish is left open; our own publishes may come between, and win."""
         table = self._live()
         table.refresh()
-        changes = evolution.plan(self._schema(), wishes, self._wanted.policy)
-        if not changes:
-            return
-        union = evolution.union_schema(self._schema(), changes)
-        renames = [c for c in changes if isinstance(c, evolution.Rename)]
-
-        def change(update: JavaObject) -> None:
+        while changes := evolution.plan(self._schema(), wishes, self._wanted.policy):
+            # Renames first and by themselves: the rest is united by name.
+            renames = [c for c in changes if isinstance(c, evolution.Rename)]
+            update = table.table.updateSchema()
             for rename in renames:
                 update.renameColumn(rename.old, rename.new)
-            if len(renames) < len(changes):
+            if not renames:
+                union = evolution.union_schema(self._schema(), changes)
                 update.unionByNameWith(self._gateway.schema_parser.fromJson(union.model_dump_json()))
-
-        failpoint("schema.before-commit")
-        table.evolve(change)
-        failpoint("schema.after-commit")
-        log.info("evolved schema", table=self.target, changes=[str(c) for c in changes])
+            failpoint("schema.before-commit")
+            if table.commits(update.commit):
+                failpoint("schema.after-commit")
+                log.info("evolved schema", table=self.target, changes=[str(c) for c in renames or changes])
 
     def _align_partitioning(self) -> None:
         """Give the table the declared partitioning, and an unpartitioned spec in its history."""
         table = self._live()
-        current = self._spec()
         wanted = self._wanted.partition_by
-        fields = tuple(wanted) if wanted is not None else self._current_fields()
-        change = wanted is not None and fields != self._current_fields()
-        if self._unpartitioned_spec() is not None and not change:
-            return
-        transaction = table.table.newTransaction()
-        if self._unpartitioned_spec() is None:
-            # Both in one transaction, or the table would be unpartitioned for a moment.
-            remover = transaction.updateSpec()
-            for partition_field in current.fields:
-                remover.removeField(partition_field.name)
-            remover.commit()
-        elif change:
-            remover = transaction.updateSpec()
-            for partition_field in current.fields:
-                remover.removeField(partition_field.name)
-            if current.fields:
+        fields = self._current_fields() if wanted is None else tuple(wanted)
+        while self._unpartitioned_spec() is None or fields != self._current_fields():
+            # In one transaction, or the table would be unpartitioned for a moment.
+            transaction = table.table.newTransaction()
+            if current := self._spec().fields:
+                remover = transaction.updateSpec()
+                for partition_field in current:
+                    remover.removeField(partition_field.name)
                 remover.commit()
-        if fields:
-            adder = transaction.updateSpec()
-            self._adder(fields)(adder)
-            adder.commit()
-        transaction.commitTransaction()
-        table.refresh()
-        log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
+            if fields:
+                adder = transaction.updateSpec()
+                self._adder(fields)(adder)
+                adder.commit()
+            if table.commits(transaction.commitTransaction):
+                log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
 
     def _adder(self, fields: Sequence[PartitionField]) -> Callable[[JavaObject], None]:
         def add(update: JavaObject) -> None:
