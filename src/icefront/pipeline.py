@@ -159,9 +159,9 @@ class Lane:
     def _claim(self, identity: Identity) -> Mark:
         sink = self.route.sink
         self.mark = self.tip = sink.claim(self.run, identity, adopt=self.adopt)
-        self.examined = self.mark.frontier
         self.fresh = self.mark.frontier == ORIGIN and sink.is_empty()
         self._recover()
+        self.examined = self.tip.frontier
         return self.tip
 
     def _recover(self) -> None:
