@@ -20,6 +20,8 @@ from icefront.api import EpochPublished
 from icefront.testing.feeds import BulkFeed
 
 MILLION = 1_000_000
+# MERGE INTO joins, and reading with equality deletes holds their keys, in the JVM; Spark's default of 1 GB starves both.
+MEMORY = {"spark.driver.memory": "4g"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def tune(pair: Pair, say: Callable[[str], None]) -> dict[str, float]:
 
 def measure(form_name: str, say: Callable[[str], None]) -> Result:
     form = FORMS[form_name]
-    with Lake.open() as lake, ExitStack() as stack:
+    with Lake.open(MEMORY) as lake, ExitStack() as stack:
         pairs = [load(stack, lake, size, form.changes, say) for size in form.sizes]
         tried = {pair.label: tune(pair, say) for pair in pairs}
         for pair in pairs:
@@ -181,6 +183,7 @@ def report(
         "phases of ours": "; ".join(f"{pair.label} rows: {phases(pair.told)}" for pair in pairs),
         "MERGE INTO": "; ".join(f"{pair.label} rows: {pair.merged.setting}" for pair in pairs),
         "results": "equal: row count and two sums of 64-bit row hashes of both tables",
+        "JVM heap": MEMORY["spark.driver.memory"],
         "poll interval": "none: the run is told when to look",
     }
     raw = {"writing": writing.as_json(), "reading": reading.as_json(), "settings tried": tried}

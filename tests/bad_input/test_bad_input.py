@@ -179,6 +179,17 @@ def test_a_feed_whose_next_files_were_cleaned_away_stops(lake: Lake, table: str,
     refuses(lake, table, Overcompacted, "frontier", break_it=break_it)
 
 
+def test_a_deleted_file_that_still_had_changes_to_come_stops(lake: Lake, table: str, scribe: Scribe) -> None:
+    path = scribe.data(0.2, scribe.row(0.6, 3), scribe.row(1.5, 4))
+
+    def break_it() -> None:
+        path.unlink()
+        scribe.data(1.1, scribe.row(1.6, 5))
+        scribe.resolved(2)
+
+    refuses(lake, table, Overcompacted, "held changes after", break_it=break_it)
+
+
 def test_another_feed_under_the_same_pipeline_stops(lake: Lake, table: str, scribe: Scribe) -> None:
     lake.run(lake.pipeline(**settings(table)))
     moved = lake.folder / "moved"

@@ -29,7 +29,7 @@ from threading import RLock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from icefront.core.epochs import Cut, Epoch
-from icefront.core.errors import Stopped
+from icefront.core.errors import Overcompacted, Stopped
 from icefront.core.marks import Identity, Position
 from icefront.core.ports import Observation, Report, Split
 from icefront.core.timestamps import ORIGIN, Timestamp
@@ -229,10 +229,21 @@ class Changefeed:
     def splits(self, table: str, epoch: Epoch, start: Position) -> Sequence[Split]:
         place = Place.of(start)
         self.catalogue.cover(place.low)
+        self._check_still_there(table, place)
         self._lows[table] = place.low
         self._planned.add(epoch)
         files = by_name(iter(self._holding(table, epoch.lower, epoch.upper, place)))
         return plan(table, files, self._split_bytes, self._parallelism)
+
+    def _check_still_there(self, table: str, place: Place) -> None:
+        """A position below its own resolved timestamp says that a file of that name had changes left: it must still be there."""
+        if place.resolved is None or place.low >= place.resolved:
+            return
+        if not any(file.timestamp == place.low for file in self.catalogue.files(table)):
+            raise Overcompacted(
+                f"a file of {table} named {place.low.name()} held changes after {place.resolved}, and is gone from {self.store.where()}",
+                "restore it: clean up only files whose changes are all published; or load into a new table",
+            )
 
     def _holding(self, table: str, lower: Timestamp, upper: Timestamp | None, place: Place) -> list[FeedFile]:
         """Choose the files that may hold changes in [lower, upper) for whoever is at `place`."""
