@@ -60,6 +60,8 @@ def apply_changes(
     `op` names a column with -1/1, c/r/u/d or insert/update/delete; without it every row is an upsert.
     `sequence_by` names the column that orders changes of one key within the batch. The table is created
     from the DataFrame's schema when it does not exist, and takes on new columns when they come.
+
+    Batch ids begin at 0 again with a new checkpoint: give such a query a new name, or its batches count as applied already.
     """
     if batch < 0:
         raise ConfigError(f"batch is {batch}", "pass foreachBatch's batch id, which begins at 0")
@@ -70,10 +72,12 @@ def apply_changes(
     wanted = IcebergTarget(pipeline=query, table=table, keys=tuple(keys), properties=properties or {})
     sink = IcebergSink(spark, wanted)
     schema = sink.open()
-    wishes = _wishes(df, {op}, schema)
-    if schema is None or wishes:
-        schema = sink.prepare(wishes)
+    if schema is None:
+        sink.prepare(_wishes(df, {op}, None))
     mark = _hold(sink, spark.sparkContext.applicationId, table, query, adopt=adopt)
+    # Only the owner changes the schema.
+    schema = sink.prepare(_wishes(df, {op}, schema) if schema else ())
+    _check_key_types(df, schema, keys)
     upper = Timestamp(batch + 1)
     if upper <= mark.frontier:
         return Applied(batch, None)
@@ -100,6 +104,17 @@ def apply_changes(
             return Applied(batch, snapshot, counts["upserts"], counts["deletes"])
         case FencedOff(owner=owner):
             raise _fenced(table, query, mark, owner)
+
+
+def _check_key_types(df: DataFrame, schema: Schema, keys: Sequence[str]) -> None:
+    """Refuse keys that would be cast: Spark would distribute '1' and '01' apart, and both would become 1."""
+    given = _iceberg_schema(df)
+    for key in keys:
+        if key in given.column_names and given.find_type(key) != schema.find_type(key):
+            raise ConfigError(
+                f"key column {key} is {given.find_type(key)} in the DataFrame, {schema.find_type(key)} in the table",
+                "cast it before applying",
+            )
 
 
 def _hold(sink: IcebergSink, application: str, table: str, query: str, *, adopt: bool) -> Mark:

@@ -18,6 +18,7 @@ from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
 from icefront.pipeline import Route
 from icefront.settings import PipelineSettings, Target, reveal
+from icefront.settings.pipeline import is_pattern
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 from icefront.sources.changefeed import Changefeed
 from icefront.spark.job import Work, infer_columns, write_epoch
@@ -79,6 +80,8 @@ class Routes:
         self._known: dict[str, Route] = {}
 
     def __call__(self) -> Sequence[Route]:
+        if self._known and not any(is_pattern(name) for name in self._settings.tables):
+            return list(self._known.values())  # no other can appear, and looking for one costs a listing
         for target in self._settings.targets_for(self._source.tables(START)):
             if target.name not in self._known:
                 self._known[target.name] = self._route(target)

@@ -225,7 +225,8 @@ class Lane:
         The files of an abandoned round were never staged: nobody knows them, upkeep removes them.
         """
         for _ in range(SCHEMA_ROUNDS):
-            assert self.schema is not None
+            # As the table is now: others may have changed it since the last epoch.
+            self.schema = self.route.sink.prepare(())
             files, reports = self.route.job.write(epoch, self.schema, splits, fresh=self.fresh, ignored=self.ignored)
             wishes = [wish for report in reports for wish in report.wishes]
             if not wishes:
@@ -356,7 +357,8 @@ class Run:
                     lane.publisher.shutdown(cancel_futures=True)
         errors = [lane.error for lane in self._lanes if lane.error]
         if errors:
-            raise errors[0]
+            # Fenced comes first: a supervisor must see that code, and not restart.
+            raise min(errors, key=lambda error: not isinstance(error, FencedOut))
         frontiers = {lane.route.sink.target: lane.mark.frontier if lane.mark else ORIGIN for lane in self._lanes}
         return Result(len(self._published), min(frontiers.values(), default=ORIGIN), frontiers, tuple(self._published))
 

@@ -74,6 +74,12 @@ def test_a_missing_column_is_named_with_those_there_are(spark: Any, table: str) 
         apply(frame(spark, [(1, "a", 1, "c")]), table, 0, keys=["key"])
 
 
+def test_a_key_of_another_type_than_the_tables_is_refused(spark: Any, table: str) -> None:
+    apply(frame(spark, [(1, "a", 1, "c")]), table, 0)
+    with pytest.raises(ConfigError, match="key column id is string in the DataFrame, long in the table"):
+        apply(frame(spark, [("01", "b", 1, "c")], "id string, v string, ts int, op string"), table, 1)
+
+
 def test_an_application_that_was_overtaken_is_fenced(spark: Any, table: str) -> None:
     apply(frame(spark, [(1, "a", 1, "c")]), table, 0)
     key = (spark.sparkContext.applicationId, table, "q")

@@ -103,6 +103,26 @@ def test_without_a_declaration_the_first_epoch_decides_the_columns(lake: Lake, t
     assert lake.check_every_snapshot(table, "customers") == 2
 
 
+def test_columns_that_others_add_to_the_table_do_not_stop_a_running_pipeline(lake: Lake, table: str) -> None:
+    feed = Feed(lake.feed, tables=[ORDERS], seed=13)
+    feed.scan(20)
+    feed.advance(30)
+    added: list[str] = []
+
+    def meanwhile(_: object) -> None:
+        if not added:
+            added.append("theirs")
+            lake.spark.sql(f"ALTER TABLE {table} ADD COLUMN theirs STRING")
+
+    feed.advance(30)
+    feed.advance(30)
+    feed.advance(30)
+    pipeline = lake.pipeline(**orders(table, epochs={"every": "resolved", "in_flight": 1}))
+    lake.run(pipeline, on_epoch=meanwhile)
+    assert "theirs" in lake.schema(table).column_names
+    assert lake.check_every_snapshot(table, "orders") == 5
+
+
 def test_time_between_epochs_joins_resolved_timestamps(lake: Lake, table: str) -> None:
     feed = Feed(lake.feed, tables=[ORDERS], seed=9, period=2.0)
     feed.scan(20)

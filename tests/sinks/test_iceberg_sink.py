@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
+from icefront.core.errors import ConfigError, FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
 from icefront.core.files import FileKind, Staged
 from icefront.core.marks import Identity, Mark, Position
 from icefront.core.ports import Wish
@@ -224,6 +224,23 @@ def test_a_table_with_rows_and_no_mark_is_taken_over_only_when_told(spark: Any, 
     assert not sink.is_empty()
     publish(sink, mark, 10, {1: "ours"})
     assert state(spark, table) == {1: "ours", 2: "theirs"}
+
+
+def test_a_table_that_is_refused_is_left_exactly_as_it_was(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg PARTITIONED BY (v)")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'theirs')")
+    sink = make(spark, table, partition_by=(PartitionField("bucket", "id", 4),))
+    before = sink._live().metadata().metadataFileLocation()
+    with pytest.raises(NotOurs):
+        claim(sink)
+    sink._live().refresh()
+    assert sink._live().metadata().metadataFileLocation() == before
+
+
+def test_a_table_of_format_1_is_refused(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg TBLPROPERTIES ('format-version'='1')")
+    with pytest.raises(ConfigError, match="format version 1"):
+        make(spark, table)
 
 
 def test_an_epoch_without_deletes_is_refused_once_somebody_else_wrote_rows(spark: Any, table: str) -> None:

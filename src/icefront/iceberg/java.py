@@ -254,7 +254,9 @@ class JavaTable:
 
     def metadata(self) -> JavaObject:
         """Return the table's current metadata; another table under the same name is `Replaced`."""
-        current = self.table.operations().current()
+        return self._mine(self.table.operations().current())
+
+    def _mine(self, current: JavaObject) -> JavaObject:
         if current is None:
             raise Replaced(f"table {self.name} is gone", "restore it, or start with a new table")
         if (found := current.uuid()) != self.uuid:
@@ -312,7 +314,9 @@ class JavaTable:
         before_commit: Callable[[], None] = lambda: None,
     ) -> Landed | NotLanded:
         """Commit files, summary and mark in one transaction, under a fence evaluated in each attempt."""
-        fence = _Fence(lambda: check(self.head(pipeline)))
+        transaction: JavaObject = None
+        # The transaction's own view is exactly what is being committed onto; nobody else's refresh moves it.
+        fence = _Fence(lambda: check(LazyHead(self._mine(transaction.table().operations().current()), pipeline)))
         try:
             transaction = self.table.newTransaction()
             update = self._snapshot_update(transaction, files)
@@ -330,7 +334,10 @@ class JavaTable:
             if fence.error is not None and not isinstance(fence.error, Refusal):
                 raise fence.error from error
             return NotLanded(_short(error) if fence.error is None else str(fence.error))
-        return self._find(pipeline, mark)
+        try:
+            return self._find(pipeline, mark)
+        except Py4JError as error:
+            return NotLanded(_short(error))
 
     def _find(self, pipeline: str, mark: Mark) -> Landed | NotLanded:
         """Find our snapshot: by now the table's newest may already be somebody else's."""

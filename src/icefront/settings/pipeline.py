@@ -362,7 +362,7 @@ class PipelineSettings(Part):
         default="stop", description="A record that cannot be decoded stops the pipeline, naming its place."
     )
     upkeep: Annotated[Literal["auto", "off"], BeforeValidator(_no_conditions)] = Field(
-        default="auto", description="Keep tables fast to read after publishing: `auto` or `off`."
+        default="auto", description="Upkeep after publishing: `auto` or `off`. Nothing acts on it in this version."
     )
 
     @classmethod

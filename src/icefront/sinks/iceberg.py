@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import NotOurs, SchemaRefused, Stopped
+from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
 from icefront.core.files import ClosedFile, Staged
 from icefront.core.marks import Identity, Mark, canonical
 from icefront.core.ports import EpochWriter, Wish
@@ -87,7 +87,7 @@ class IcebergSink:
 
     # ── opening ────────────────────────────────────────────────────────────────────────────
     def open(self) -> Schema | None:
-        """Load the table and bring its layout in line; None when there is none yet.
+        """Load the table, changing nothing; None when there is none yet.
 
         A new table is made when the first epoch shows which columns it needs beside the declared ones.
         """
@@ -95,7 +95,7 @@ class IcebergSink:
         if self._table is None:
             return None
         self._check_company()
-        self._align_partitioning()
+        self._check_format()
         return self._schema()
 
     def prepare(self, wishes: Sequence[Wish]) -> Schema:
@@ -118,13 +118,15 @@ class IcebergSink:
         )
         failpoint("table.after-create")
         log.info("created table", table=self.target, columns=len(schema.fields))
-        self._align_partitioning()
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
         """Change the schema until no wish is left open; our own publishes may come between, and win."""
         table = self._live()
         table.refresh()
-        while changes := evolution.plan(self._schema(), wishes, self._wanted.policy):
+        for _ in self._attempts("the schema"):
+            changes = evolution.plan(self._schema(), wishes, self._wanted.policy)
+            if not changes:
+                return
             # Renames first and by themselves: the rest is united by name.
             renames = [c for c in changes if isinstance(c, evolution.Rename)]
             update = table.table.updateSchema()
@@ -143,7 +145,9 @@ class IcebergSink:
         table = self._live()
         wanted = self._wanted.partition_by
         fields = self._current_fields() if wanted is None else tuple(wanted)
-        while self._unpartitioned_spec() is None or fields != self._current_fields():
+        for _ in self._attempts("the partitioning"):
+            if self._unpartitioned_spec() is not None and fields == self._current_fields():
+                return
             # In one transaction, or the table would be unpartitioned for a moment.
             transaction = table.table.newTransaction()
             if current := self._spec().fields:
@@ -158,12 +162,31 @@ class IcebergSink:
             if table.commits(transaction.commitTransaction):
                 log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
 
+    def _attempts(self, what: str) -> Iterator[int]:
+        """Count attempts at a change that other commits may come before, with back-off."""
+        for attempt in range(2 * self._wanted.retries + 2):
+            if attempt > 1:
+                self._back_off(attempt)
+            yield attempt
+        raise CommitUncertain(f"{what} of {self.target} could not be changed: others kept committing", "run it again")
+
+    def _back_off(self, attempt: int) -> None:
+        self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, 5.0))  # noqa: S311
+
     def _adder(self, fields: Sequence[PartitionField]) -> Callable[[JavaObject], None]:
         def add(update: JavaObject) -> None:
             for partition_field in fields:
                 update.addField(partition_field.term(self._gateway.expressions))
 
         return add
+
+    def _check_format(self) -> None:
+        version = int(self._live().metadata().formatVersion())
+        if version < 2:
+            raise ConfigError(
+                f"table {self.target} has format version {version}, which cannot hold deletes",
+                f"ALTER TABLE {self.target} SET TBLPROPERTIES ('format-version'='2'), or name another table",
+            )
 
     def _check_company(self) -> None:
         """Refuse a table that another pipeline writes, unless both said that they share it."""
@@ -257,10 +280,14 @@ class IcebergSink:
 
     def claim(self, run: str, source: Identity, *, adopt: bool) -> Mark:
         wanted = self._wanted
+        self._live().refresh()
+        self._check_company()
         mark = self._converse(
             claiming(wanted.pipeline, wanted.table, run, source, adopt=adopt or wanted.shared, retries=wanted.retries)
         )
         log.info("claimed", table=wanted.table, writer=str(mark.writer), frontier=str(mark.frontier))
+        # Only now: a table that turns out not to be ours is left as it is.
+        self._align_partitioning()
         return mark
 
     def writer(self, epoch: Epoch, *, fresh: bool) -> EpochWriter:
@@ -292,13 +319,24 @@ class IcebergSink:
                 return result
             if isinstance(request, Send):
                 if sent:
-                    self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**sent, 5.0))  # noqa: S311
+                    self._back_off(sent)
                 sent += 1
                 answer = self._send(request)
             else:
-                table = self._live()
-                table.refresh()
-                answer = table.head(self._wanted.pipeline)
+                answer = self._look()
+
+    def _look(self) -> Head:
+        """Read the table's state; a catalog that is away for a moment is asked again."""
+        for attempt in range(self._wanted.retries):
+            try:
+                self._live().refresh()
+                break
+            except ConnectionFailed as error:
+                log.warning("the catalog did not answer; asking again", table=self.target, error=error.fact)
+                self._back_off(attempt + 1)
+        else:
+            self._live().refresh()
+        return self._live().head(self._wanted.pipeline)
 
     def _send(self, request: Send) -> Landed | NotLanded:
         intent = request.intent

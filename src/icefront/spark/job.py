@@ -15,23 +15,26 @@ speculated attempt leaves only files that nobody has heard of.
 from __future__ import annotations
 
 import pickle
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
+from pyspark.errors import PySparkException
 
 from icefront.core.epochs import Epoch
-from icefront.core.errors import IcefrontError
+from icefront.core.errors import IcefrontError, Stopped
 from icefront.core.files import ClosedFile, deduplicate
 from icefront.core.ports import EpochWriter, Reader, Report, Split
 from icefront.kernels.net import from_blob, net, partition_by_key, to_blob
 from icefront.spark.session import ship_package
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_BYTES = 64 * 1024 * 1024
 _RESULT = "kind string, payload binary"
@@ -79,15 +82,30 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
     else:
         stages = [tuple(splits)] if alone else [(split,) for split in splits]
         rows = items.mapInArrow(_on_items(stages, _WholeStage(work)), _RESULT)
-    return _collect(rows.collect(), len(splits))
+    return _collect(_run(rows), len(splits))
 
 
 def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Sequence[Split]) -> tuple[Report, ...]:
     """Ask every split which columns a table made for it would have."""
     ship_package(spark)
     items = spark.range(0, len(splits), 1, max(1, len(splits)))
-    rows = items.mapInArrow(_on_items([(split,) for split in splits], _InferStage(reader, epoch)), _RESULT).collect()
-    return _collect(rows, len(splits)).reports
+    rows = items.mapInArrow(_on_items([(split,) for split in splits], _InferStage(reader, epoch)), _RESULT)
+    return _collect(_run(rows), len(splits)).reports
+
+
+def _run(rows: DataFrame) -> list[Any]:
+    """Run the job; what Spark itself could not do (a full disk, lost executors) is a named stop."""
+    try:
+        return list(rows.collect())
+    except (PySparkException, Py4JJavaError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next(
+            (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[0] if lines else repr(error)
+        )
+        raise Stopped(
+            f"Spark could not write the epoch: {reason[:300]}",
+            "nothing of it is visible: see spark.log beside the state, then run again",
+        ) from error
 
 
 def _collect(rows: Iterable[Any], expected: int) -> Written:
