@@ -52,6 +52,19 @@ def test_looking_creates_nothing(shop):
     assert not (shop.folder / ".icefront").exists()
 
 
+@pytest.mark.parametrize("command", ["status", "epochs"])
+def test_a_corrupt_state_file_is_told_and_left_where_it_is(shop, command):
+    shop.publish(shop.table(), ORIGIN, shop.feed.resolved[-1].next(), rows=3)
+    state = shop.folder / ".icefront" / "state.db"
+    state.write_bytes(b"garbage" * 1000)
+    before = sorted(p.name for p in state.parent.iterdir())
+    result = icefront(command, shop.file)
+    assert result.exit_code == 0
+    assert "is corrupt" in " ".join((result.stdout + result.stderr).split())
+    assert sorted(p.name for p in state.parent.iterdir()) == before
+    assert state.read_bytes() == b"garbage" * 1000
+
+
 def test_a_target_at_the_newest_resolved_timestamp_is_caught_up(shop):
     shop.publish(shop.table(), ORIGIN, shop.feed.resolved[-1].next(), rows=3)
     result, status = status_of(shop, "--max-lag", "1s")

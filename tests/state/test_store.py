@@ -15,7 +15,7 @@ from icefront.core.errors import ConfigError, ConnectionFailed, NewerFormat, Sto
 from icefront.core.files import NOTE_FORMAT
 from icefront.core.marks import Position
 from icefront.core.timestamps import Timestamp
-from icefront.state import StateStore, database, store
+from icefront.state import StateStore, store
 from tests.state.staging import TARGET, staged
 
 
@@ -239,15 +239,98 @@ def test_notes_are_flushed_to_disk_and_readers_wait_for_no_writer(path):
         blocker.close()
 
 
-def test_only_looking_makes_no_file(path):
-    assert StateStore.existing(path) is None
+# ── only looking ───────────────────────────────────────────────────────────────────────────
+def contents(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, but for the memory that processes share for their locks."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.endswith("-shm")}
+
+
+def test_looking_makes_no_file(path):
+    with StateStore(path, only_look=True) as notes:
+        assert (notes.staged("orders", TARGET), notes.runs("orders"), notes.epochs("orders")) == ([], [], [])
     assert not path.parent.exists()
+
+
+def test_looking_changes_nothing_and_sees_what_was_noted(path):
+    with StateStore(path) as notes:
+        notes.stage(staged(1))
+        for _ in range(2):
+            before = contents(path.parent)
+            with StateStore(path, only_look=True) as looking:
+                assert looking.staged("orders", TARGET) == [staged(1)]
+            assert contents(path.parent) == before
+            sql(path, "UPDATE notes SET settings = 'other'")
+    before = contents(path.parent)
+    assert sorted(before) == ["state.db", "state.db.lock"]
+    with StateStore(path, only_look=True) as looking:
+        assert looking.staged("orders", TARGET) == [staged(1)]
+    assert contents(path.parent) == before
+
+
+def test_looking_waits_for_no_writer(path):
+    with StateStore(path) as notes:
+        notes.stage(staged(1))
+        blocker = sqlite3.connect(path, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        blocker.execute("DELETE FROM notes")
+        with StateStore(path, only_look=True, busy_seconds=0.1) as looking:
+            assert looking.staged("orders", TARGET) == [staged(1)]
+        blocker.close()
+
+
+def test_looking_leaves_a_damaged_note_where_it_is(path):
+    with StateStore(path) as notes:
+        notes.stage(staged(1))
+    sql(path, "UPDATE notes SET sha256 = ''")
+    before = contents(path.parent)
+    with StateStore(path, only_look=True) as looking:
+        assert looking.staged("orders", TARGET) == []
+    assert contents(path.parent) == before
+
+
+def test_looking_at_an_older_file_does_not_migrate_it(path, monkeypatch):
+    with StateStore(path) as notes:
+        notes.run_started("orders", "r1")
+    before = contents(path.parent)
+    monkeypatch.setattr(store, "MIGRATIONS", (*store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN colour TEXT",)))
+    with StateStore(path, only_look=True) as looking:
+        assert [run.run for run in looking.runs("orders")] == ["r1"]
+    assert contents(path.parent) == before
+
+
+@pytest.mark.parametrize("garbage", [b"not a database, by far not one" * 200, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_looking_at_a_corrupt_file_says_so_and_leaves_it_there(path, garbage):
+    path.parent.mkdir()
+    path.write_bytes(garbage)
+    with pytest.raises(ConnectionFailed, match=r"the state file .*state.db is corrupt") as caught:
+        StateStore(path, only_look=True)
+    assert "the next run" in caught.value.next_step
+    assert contents(path.parent) == {"state.db": garbage}
+
+
+def test_looking_at_a_locked_file_says_so_and_leaves_it_there(path):
     StateStore(path).close()
-    existing = StateStore.existing(path)
-    assert existing is not None
-    existing.close()
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("PRAGMA locking_mode=EXCLUSIVE")
+    blocker.execute("BEGIN IMMEDIATE")
+    before = contents(path.parent)
+    with pytest.raises(ConnectionFailed, match=r"stayed locked for 0.1 s"):
+        StateStore(path, only_look=True, busy_seconds=0.1)
+    assert contents(path.parent) == before
+    blocker.close()
 
 
+def test_looking_at_a_file_of_a_newer_icefront_or_another_program_is_refused(path):
+    StateStore(path).close()
+    sql(path, "UPDATE format SET version = 99")
+    with pytest.raises(NewerFormat, match="has format 99"):
+        StateStore(path, only_look=True)
+    sql(path, "DROP TABLE format")
+    with pytest.raises(ConfigError, match="is a database of another program"):
+        StateStore(path, only_look=True)
+
+
+# ── formats ────────────────────────────────────────────────────────────────────────────────
 def test_a_file_of_a_newer_icefront_stops_and_is_left_alone(path):
     StateStore(path).close()
     sql(path, "UPDATE format SET version = 99")
@@ -314,6 +397,8 @@ def test_a_file_that_turns_corrupt_while_running_is_replaced_and_work_goes_on(pa
     with StateStore(path) as notes:
         notes.stage(staged(1))
         notes._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other = sqlite3.connect(path)  # as long as it is open, the log stays
+        other.execute("SELECT * FROM runs").fetchall()
         with path.open("r+b") as file:
             file.write(b"\xff" * path.stat().st_size)
         notes._database._connection.close()
@@ -321,6 +406,7 @@ def test_a_file_that_turns_corrupt_while_running_is_replaced_and_work_goes_on(pa
         with capture_logs() as logs:
             notes.stage(staged(2))
         assert notes.staged("orders", TARGET) == [staged(2)]
+    other.close()
     assert [entry["event"] for entry in logs] == ["the state file is corrupt; beginning a new one, nothing is lost"]
 
 
@@ -387,17 +473,47 @@ def test_a_path_that_cannot_be_a_file_is_a_configuration_error(tmp_path):
         StateStore(tmp_path / "folder")
 
 
-def test_a_file_locked_for_too_long_is_a_failed_connection(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+def test_a_file_that_is_locked_for_a_moment_is_waited_for(path):
     with StateStore(path) as notes:
+        blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        blocker.execute("BEGIN IMMEDIATE")
+        timer = threading.Timer(0.2, lambda: blocker.execute("ROLLBACK"))
+        timer.start()
+        notes.stage(staged(1))
+        timer.join()
+        blocker.close()
+    assert list(path.parent.glob("*locked*")) == []
+
+
+def test_a_file_that_stays_locked_while_running_is_left_behind_and_work_goes_on(path):
+    with StateStore(path, busy_seconds=0.1) as notes:
+        notes.stage(staged(1))
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ConnectionFailed, match="stayed locked by another process"):
-            notes.stage(staged(1))
-        blocker.execute("ROLLBACK")
+        with capture_logs() as logs:
+            notes.stage(staged(2))
+        assert notes.staged("orders", TARGET) == [staged(2)]
+        blocker.execute("DELETE FROM notes")
+        blocker.execute("COMMIT")
         blocker.close()
+        assert notes.staged("orders", TARGET) == [staged(2)]
+    (said,) = logs
+    assert said["event"].startswith("the state file stayed locked for 0.1 s, as by a paused process; beginning a new one")
+    assert said["moved_to"] == f"{path}.locked-1"
+    with StateStore(path) as notes:
+        assert notes.staged("orders", TARGET) == [staged(2)]
+
+
+def test_a_log_that_was_deleted_by_its_name_is_written_again(path):
+    """As a process does that was paused while it closed the file of this name before."""
+    with StateStore(path) as notes:
         notes.stage(staged(1))
-        assert notes.staged("orders", TARGET) == [staged(1)]
+        Path(f"{path}-wal").unlink()
+        Path(f"{path}-shm").unlink()
+        notes.stage(staged(2))
+        with StateStore(path) as others:
+            others.stage(staged(3))
+        assert notes.staged("orders", TARGET) == [staged(1), staged(2), staged(3)]
 
 
 def test_threads_share_one_store(path):

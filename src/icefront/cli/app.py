@@ -160,10 +160,30 @@ def verify(
     every_snapshot: Annotated[
         bool, typer.Option("--every-snapshot", help="Compare every snapshot of the pipeline at its own frontier, by time travel.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=20, help="How many rows of each kind to show.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="How many rows of each kind to show.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Rebuild the rows from the source with a reader of its own and compare: missing, extra, differing rows."""
     from icefront.cli import verifying
 
     verifying.verify(file, every_snapshot=every_snapshot, limit=limit, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]icefront prove --minutes 10[/]")
+def prove(
+    *,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="For how long. From 3 on, every kind of fault must have been struck.")
+    ] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="Which faults, and when. Default: a new one; it is printed.")] = None,
+    catalog: Annotated[Literal["sqlite", "rest"], typer.Option(help="Which catalog the runs write to.")] = "sqlite",
+    uri: Annotated[
+        str | None, typer.Option(help="The address of a REST catalog of your own, http://…; a fault proxy comes before it.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder with feeds, tables and logs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Random faults against real processes, and a table of what was survived. Exit code 7 when something was not."""
+    from icefront.cli import proving
+
+    proving.prove(minutes=minutes, seed=seed, catalog=catalog, uri=uri, keep=keep, as_json=as_json)

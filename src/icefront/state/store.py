@@ -28,7 +28,7 @@ from icefront.core.errors import StagedMismatch, Stopped
 from icefront.core.files import Staged
 from icefront.core.marks import Position, canonical
 from icefront.core.timestamps import Timestamp
-from icefront.state.database import Database, Migration
+from icefront.state.database import BUSY_SECONDS, Copy, Database, Migration
 from icefront.state.records import Binding, EpochRecord, RunRecord
 
 log = structlog.get_logger(__name__)
@@ -66,14 +66,17 @@ _DELETE_NOTE = "DELETE FROM notes WHERE pipeline = ? AND target = ? AND epoch_id
 class StateStore:
     """Durable notes. Safe for several threads and several processes on one file."""
 
-    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(Path(path), MIGRATIONS)
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        only_look: bool = False,
+        clock: Callable[[], float] = time.time,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        """Open the file; it is made when there is none. Who will `only_look` gets a copy, and leaves the file as it is."""
+        self._database = (Copy if only_look else Database)(Path(path), MIGRATIONS, busy_seconds)
         self._clock = clock
-
-    @classmethod
-    def existing(cls, path: Path | str) -> StateStore | None:
-        """Open the file if there is one, for commands that only look."""
-        return cls(path) if Path(path).exists() else None
 
     @property
     def path(self) -> Path:

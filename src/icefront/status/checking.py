@@ -23,6 +23,7 @@ from icefront.core.protocol import check_lineage, check_resume
 from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.partitions import PartitionField
 from icefront.settings import Target
+from icefront.settings.keys import keys_unknown
 from icefront.settings.problems import closest
 from icefront.status.look import Look, other_pipelines, read_head
 from icefront.status.targets import human_time
@@ -138,10 +139,7 @@ def _checked_keys(look: Look, target: Target) -> Sequence[str]:
     if target.mode_with(keys) == "append":
         return ()
     if not keys and target.source_table in look.source_tables:
-        raise ConfigError(
-            f"the key columns of {target.source_table} are not known: the feed carries key values without names",
-            "name them: `keys: [id]`; or write `mode: append`",
-        )
+        raise keys_unknown(target)
     return keys
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import structlog
 from pyiceberg.table.snapshots import Snapshot
 
 from icefront.api import Pipeline
@@ -18,6 +19,8 @@ from icefront.state.records import EpochRecord
 from icefront.status.history import read_history
 from icefront.status.look import Look, ancestors, entries
 from icefront.status.targets import human_time
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ def epochs(pipeline: Pipeline, limit: int = 20) -> Sequence[EpochRow]:
     """Return the last `limit` epochs of each target, oldest first."""
     look = Look(pipeline)
     targets = look.targets
-    noted = read_history(look.settings, [target.name for target in targets], limit).epochs
+    history = read_history(look.settings, [target.name for target in targets], limit)
+    if history.trouble:
+        log.warning("only what the tables say is known", reason=history.trouble)
+    noted = history.epochs
     rows: list[EpochRow] = []
     for target in targets:
         table = look.table(target)

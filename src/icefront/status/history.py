@@ -1,4 +1,4 @@
-"""What the state store adds: staged epochs, runs, and the times of each phase. It may be missing; then nothing is known."""
+"""What the state store adds: staged epochs, runs, and the times of each phase. It may be missing or unreadable; then nothing is known."""
 
 from __future__ import annotations
 
@@ -31,13 +31,10 @@ class History:
 
 
 def read_history(settings: PipelineSettings, targets: Sequence[str], limit: int = 0) -> History:
-    """Read what the state store has about these targets, and their last epochs. Looking never makes the file."""
-    path = settings.project.state
-    if not path.exists():
-        return History()
+    """Read what the state store has about these targets, and their last epochs. The file is left as it is."""
     pipeline = settings.pipeline
     try:
-        with StateStore(path) as store:
+        with StateStore(settings.project.state, only_look=True) as store:
             runs = store.runs(pipeline, limit=1)
             staged = {target: len(store.staged(pipeline, target)) for target in targets}
             records = [record for target in targets for record in (store.epochs(pipeline, target, limit) if limit else ())]

@@ -20,6 +20,7 @@ from icefront.core.marks import START, Mark
 from icefront.core.protocol import Head
 from icefront.iceberg import summary
 from icefront.settings import PipelineSettings, Target
+from icefront.settings.keys import key_columns
 from icefront.sources.changefeed import Changefeed
 
 _PIPELINE_KEY = re.compile(r"^pipeline\s*:", re.MULTILINE)
@@ -55,8 +56,8 @@ class Look:
         return self.settings.targets_for(self.source_tables)
 
     def keys(self, target: Target) -> Sequence[str]:
-        """Name the key columns: as declared, else as the source knows them."""
-        return target.keys if target.keys is not None else self.source.keys(target.source_table) or ()
+        """Name the key columns in the order in which the source says their values."""
+        return key_columns(self.settings, target, self.source.keys(target.source_table))
 
     def table(self, target: Target) -> Table | None:
         """Load a target's table; None when it does not exist. Raises ConnectionFailed when the catalog does not answer."""

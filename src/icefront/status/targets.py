@@ -110,7 +110,8 @@ def status(pipeline: Pipeline) -> Sequence[TargetStatus]:
         nothing = "the source holds no table yet, and the pipeline names none"
         return [TargetStatus(look.settings.pipeline, "", reason=nothing, next_step="wait for the changefeed's first files")]
     history = read_history(look.settings, [target.name for target in targets])
-    return [_of_target(look, target, history) for target in targets]
+    found = [_of_target(look, target, history) for target in targets]
+    return [replace(f, reason=f"{f.reason}; {history.trouble}") for f in found] if history.trouble else found
 
 
 def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
