@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch
-from icefront.core.errors import ConfigError
+from icefront.core.errors import IcefrontError
 from icefront.core.files import ClosedFile
 from icefront.core.marks import START
 from icefront.core.ports import Report, Split, Wish
+from icefront.formats.infer import unite
 from icefront.iceberg import evolution
 from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
-from icefront.pipeline import Route
+from icefront.pipeline import Route, Unroutable
 from icefront.settings import PipelineSettings, Target, reveal
+from icefront.settings.keys import key_columns, keys_unknown
 from icefront.settings.pipeline import is_pattern
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 from icefront.sources.changefeed import Changefeed
@@ -25,8 +27,6 @@ from icefront.spark.job import Work, infer_columns, write_epoch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-TIMESTAMP_ORDER = "updated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,15 @@ class SparkJob:
         declared = {name for name, _ in self.wanted.columns}
         if declared and declared.issuperset(self.source.sample(self.table)):
             return ()
-        reports = infer_columns(self.spark, self.source.reader(self.table, self.keys), epoch, splits)
-        return evolution.unite([wish for report in reports for wish in report.wishes])
+        reader = self.source.reader(self.table, self.keys, (), self.wanted.policy.renames)
+        reports = infer_columns(self.spark, reader, epoch, splits)
+        return unite(wish for report in reports for wish in report.wishes)
 
     def write(
         self, epoch: Epoch, schema: Schema, splits: Sequence[Split], *, fresh: bool, ignored: Collection[str]
     ) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
         work = Work(
-            reader=self.source.reader(self.table, self.keys, ignored),
+            reader=self.source.reader(self.table, self.keys, ignored, self.wanted.policy.renames),
             writer=self.sink.writer(epoch, fresh=fresh),
             epoch=epoch,
             schema=schema,
@@ -77,33 +78,35 @@ class Routes:
         self._spark = spark
         self._settings = settings
         self._source = source
-        self._known: dict[str, Route] = {}
+        self._known: dict[str, Route | Unroutable] = {}
 
-    def __call__(self) -> Sequence[Route]:
+    def __call__(self) -> Sequence[Route | Unroutable]:
         if self._known and not any(is_pattern(name) for name in self._settings.tables):
             return list(self._known.values())  # no other can appear, and looking for one costs a listing
         for target in self._settings.targets_for(self._source.tables(START)):
             if target.name not in self._known:
-                self._known[target.name] = self._route(target)
+                self._known[target.name] = self._route_or_reason(target)
         return list(self._known.values())
 
+    def _route_or_reason(self, target: Target) -> Route | Unroutable:
+        try:
+            return self._route(target)
+        except IcefrontError as error:
+            return Unroutable(target.name, error)
+
     def _route(self, target: Target) -> Route:
-        keys = tuple(self._keys(target))
+        keys = tuple(key_columns(self._settings, target, self._source.keys(target.source_table)))
         wanted = self._wanted(target, keys)
         sink = IcebergSink(self._spark, wanted)
-        sequence_by = None if target.sequence_by == TIMESTAMP_ORDER else target.sequence_by
         distribution = self._settings.write.distribution
-        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, sequence_by, distribution)
+        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, target.sequence_column, distribution)
         return Route(target.source_table, sink, job)
 
     def _wanted(self, target: Target, keys: tuple[str, ...]) -> IcebergTarget:
         settings = self._settings
         mode = target.mode_with(keys)
         if mode == "upsert" and not keys:
-            raise ConfigError(
-                f"the key columns of {target.source_table} are not known: the feed carries key values without names",
-                "name them: `keys: [id]`; or write `mode: append`",
-            )
+            raise keys_unknown(target)
         catalog = settings.project.catalogs[target.sink.catalog]
         declared = "partition_by" in target.sink.model_fields_set
         fields = tuple(PartitionField(f.transform, f.column, f.argument) for f in target.sink.partition_by)
@@ -124,19 +127,3 @@ class Routes:
             policy=evolution.Policy(policy.add_column, policy.widen_type, policy.rename_column, dict(policy.renames)),
             retries=settings.commit.retries,
         )
-
-    def _keys(self, target: Target) -> Sequence[str]:
-        """Name the key columns in the order in which the source says their values.
-
-        Deletes carry key values without names: keys that differ from the source's own would delete other rows.
-        """
-        own = self._source.keys(target.source_table)
-        if not target.keys or own is None:
-            return own or target.keys or ()
-        if set(target.keys) != set(own):
-            raise self._settings.problem(
-                ("keys",),
-                f"keys are {', '.join(target.keys)}, the key of {target.source_table} in the feed is {', '.join(own)}",
-                "deletes name rows by the feed's key: use it, or leave `keys` out",
-            )
-        return own

@@ -35,7 +35,7 @@ from pyiceberg.types import (
 )
 
 from icefront.core.errors import BadRow
-from icefront.proof.oracle import compare, replay, replay_files
+from icefront.proof.oracle import Said, compare, compare_appended, replay, replay_appended, replay_files
 from icefront.testing.feeds import Feed, encode
 
 NAME = "202004022058072107140000000000000-56087568dba1e6b8-1-72-00000000-t-1.ndjson"
@@ -82,6 +82,44 @@ def test_numbers_stay_exact():
 def test_the_bare_envelope_is_understood():
     rows = replayed('{"id": 1, "v": "x", "__crdb__": {"updated": "5.0000000000", "key": [1]}}')
     assert rows == {(1,): {"id": 1, "v": "x"}}
+
+
+def test_a_bare_row_may_have_columns_that_are_named_as_an_envelope_s_members():
+    rows = replayed('{"id": 1, "after": null, "resolved": true, "__crdb__": {"updated": "5.0000000000", "key": [1]}}')
+    assert rows == {(1,): {"id": 1, "after": None, "resolved": True}}
+
+
+def test_lines_that_only_announce_a_resolved_timestamp_say_nothing_in_either_envelope():
+    resolved = ('{"resolved": "9.0000000000"}', '{"__crdb__": {"resolved": "9.0000000000"}}')
+    assert replayed(message(1, "5.0000000000", "x"), *resolved) == {(1,): {"id": 1, "v": "x"}}
+
+
+@pytest.mark.parametrize(
+    "delete",
+    [
+        '{"after": null, "before": {"id": 1, "v": "x"}, "updated": "6.0000000000"}',
+        '{"after": null, "before": {"id": 1, "v": "x"}, "key": null, "updated": "6.0000000000"}',
+        '{"after": null, "before": {"id": 2, "v": "x"}, "key": [1], "updated": "6.0000000000"}',
+        '{"after": null, "key": [1], "mvcc_timestamp": "6.0000000000"}',
+        '{"__crdb__": {"updated": "6.0000000000", "key": [1]}}',
+    ],
+)
+def test_a_delete_is_named_by_its_key_or_else_by_the_row_before(delete: str):
+    lines = (message(1, "5.0000000000", "x"), message(2, "5.0000000000", "y"), delete)
+    assert replayed(*lines) == {(2,): {"id": 2, "v": "y"}}
+
+
+@pytest.mark.parametrize(
+    ("delete", "words"),
+    [
+        ('{"after": null, "updated": "6.0000000000"}', "the key \\[\\] has not the 1 values"),
+        ('{"after": null, "before": {"v": 1}, "updated": "6.0000000000"}', "no value for key column 'id'"),
+        ('{"after": null, "key": [1, 2], "updated": "6.0000000000"}', "the key \\[1, 2\\] has not the 1 values of \\(id\\)"),
+    ],
+)
+def test_a_delete_that_names_no_row_is_told_with_its_place(delete: str, words: str):
+    with pytest.raises(BadRow, match=f"{NAME}:1: {words}"):
+        replayed(delete)
 
 
 def test_other_tables_and_other_files_do_not_matter():
@@ -207,8 +245,8 @@ def test_all_that_is_wrong_is_reported_with_both_values():
     assert difference
     assert difference.rows == 5
     assert difference.counts == {"missing": 1, "extra": 1, "repeated": 1, "differing": 1}
-    assert difference.missing == [(2,)]
-    assert difference.extra == [(9,)]
+    assert difference.missing == [{"id": 2, "v": "2"}]
+    assert difference.extra == [{"id": 9, "v": "9"}]
     assert difference.repeated == [(0,)]
     (wrong,) = difference.differing
     assert (wrong.key, wrong.column, wrong.expected, wrong.actual) == ((1,), "v", "1", "one")
@@ -220,6 +258,19 @@ def test_counts_go_on_after_the_examples_shown():
     assert len(difference.extra) == 20
 
 
+@pytest.mark.parametrize("shown", [1, 20, 70, 1000])
+def test_as_many_examples_are_shown_as_are_asked_for(shown: int):
+    expected = {(n,): {"id": n, "v": "x"} for n in range(300)}
+    rows = [{"id": n, "v": "y"} for n in range(100, 300)] + [{"id": n, "v": None} for n in range(290, 400)]
+    found = compare(expected, rows, schema(StringType()), ["id"], shown)
+    kinds: list[list[Any]] = [found.missing, found.extra, found.repeated, found.differing]
+    assert [len(kind) for kind in kinds] == [min(shown, n) for n in (100, 100, 10, 200)]
+    said = [Said({"id": n, "v": "x"}, 1, 1) for n in range(100)]
+    more = [{"id": n, "v": "x"} for n in range(10, 100)] + [{"id": n, "v": "x"} for n in range(50, 130)]
+    found = compare_appended(said, more, schema(StringType()), shown)
+    assert [len(kind) for kind in (found.missing, found.extra, found.repeated)] == [min(shown, n) for n in (10, 30, 50)]
+
+
 def test_values_for_columns_that_the_table_lacks_are_reported():
     difference = compare({(1,): {"id": 1, "v": "x", "w": 1, "n": None}}, [{"id": 1, "v": "x"}], schema(StringType()), ["id"])
     assert difference.absent == {"w"}
@@ -227,3 +278,71 @@ def test_values_for_columns_that_the_table_lacks_are_reported():
 
 def test_rows_from_before_a_column_was_added_have_null_there():
     assert not compare({(1,): {"id": 1}}, [{"id": 1, "v": None}], schema(StringType()), ["id"])
+
+
+# ── appending ──────────────────────────────────────────────────────────────────────────────
+def appended(*lines: str, frontier: str | None = None) -> list[Said]:
+    return replay_appended([(NAME, io.BytesIO("\n".join(lines).encode()))], "t", frontier)
+
+
+def test_every_change_is_a_row_and_a_repetition_is_counted_apart():
+    first, second, third = message(1, "5.0000000000", "x"), message(1, "6.0000000000", "x"), message(2, "5.0000000000", "y")
+    found = appended(first, second, third, first, first, frontier="7.0000000000")
+    assert found == [Said({"id": 1, "v": "x"}, 2, 4), Said({"id": 2, "v": "y"}, 1, 1)]
+    assert appended(first, second, frontier="6.0000000000") == [Said({"id": 1, "v": "x"}, 1, 1)]
+
+
+def test_equal_rows_at_one_timestamp_are_two_changes_where_their_keys_say_so():
+    lines = [f'{{"after": {{"v": "x"}}, "key": [{key}], "updated": "5.0000000000"}}' for key in (1, 2, 2)]
+    assert appended(*lines) == [Said({"v": "x"}, 2, 3)]
+
+
+def test_a_delete_has_no_place_in_a_table_that_is_appended_to():
+    with pytest.raises(BadRow, match=f"{NAME}:1: a delete"):
+        appended(message(1, "5.0000000000", None))
+    assert appended(message(1, "5.0000000000", None), frontier="5.0000000000") == []
+
+
+@pytest.mark.parametrize(
+    ("times", "counts"),
+    [
+        (0, {"missing": 2}),
+        (1, {"missing": 1}),
+        (2, {}),
+        (3, {}),
+        (4, {"repeated": 1}),
+    ],
+)
+def test_a_row_is_there_at_least_once_per_change_and_at_most_as_often_as_the_feed_says_it(times: int, counts: dict[str, int]):
+    difference = compare_appended([Said({"id": 1, "v": "x"}, 2, 3)], [{"id": 1, "v": "x"}] * times, schema(StringType()))
+    assert {kind: count for kind, count in difference.counts.items() if count} == counts
+    assert bool(difference) == bool(counts)
+
+
+def test_appended_rows_are_the_same_in_any_order_and_in_other_clothes():
+    said = [Said({"id": "1", "v": {"b": [1, None], "a": Decimal("2.50")}}, 1, 1), Said({"id": 1, "v": None}, 1, 1)]
+    rows: list[Any] = [{"id": 1, "v": None}, {"id": 1, "v": '{"a": 2.5, "b": [1.0, null]}'}]
+    assert not compare_appended(said, rows, schema(StringType()))
+    for kind, must, does in ((LIST, [1, None], [1, None]), (STRUCT, {"a": 1}, {"a": 1, "b": None}), (MAP, {"x": 1}, [("x", 1)])):
+        assert not compare_appended([Said({"id": 1, "v": must}, 1, 1)], [{"id": 1, "v": does}], schema(kind))
+
+
+def test_text_that_only_looks_like_the_same_json_is_another_row():
+    difference = compare_appended([Said({"id": 1, "v": "1.0"}, 1, 1)], [{"id": 1, "v": "1.00"}], schema(StringType()))
+    assert (difference.counts["missing"], difference.counts["extra"]) == (1, 1)
+    assert difference.missing == [{"id": 1, "v": "1.0"}]
+    assert difference.extra == [{"id": 1, "v": "1.00"}]
+
+
+def test_one_row_in_two_spellings_of_the_feed_is_one_kind_of_row():
+    said = [Said({"id": 1, "v": Decimal("1.0")}, 1, 1), Said({"id": 1, "v": Decimal("1.00")}, 1, 2)]
+    row = {"id": 1, "v": Decimal("1.00")}
+    assert compare_appended(said, [row], schema(DecimalType(5, 2))).counts["missing"] == 1
+    assert not compare_appended(said, [row] * 2, schema(DecimalType(5, 2)))
+    assert not compare_appended(said, [row] * 3, schema(DecimalType(5, 2)))
+    assert compare_appended(said, [row] * 4, schema(DecimalType(5, 2))).counts["repeated"] == 1
+
+
+def test_appended_values_for_columns_that_the_table_lacks_are_reported():
+    difference = compare_appended([Said({"id": 1, "w": 1}, 1, 1)], [{"id": 1, "v": None}], schema(StringType()))
+    assert difference.absent == {"w"}

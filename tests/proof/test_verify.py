@@ -5,7 +5,7 @@ import pytest
 from icefront.core.errors import ConfigError
 from icefront.core.timestamps import ORIGIN
 from icefront.proof.verify import Comparison, points, verify
-from icefront.testing.feeds import ORDERS, Feed
+from icefront.testing.feeds import BEGIN, ORDERS, Feed
 from tests.lakes import Lake, orders
 
 pytestmark = pytest.mark.spark
@@ -51,8 +51,8 @@ def test_rows_that_someone_else_changed_are_found_and_shown(lake, feed, table):
     (found,) = compared(lake, pipeline)
     assert not found.equal
     assert {kind: n for kind, n in found.difference.counts.items() if n} == {"missing": 1, "extra": 1, "differing": 1}
-    assert [row["id"] for row in found.missing] == [first]
-    assert [row["id"] for row in found.extra] == [1000000]
+    assert [row["id"] for row in found.difference.missing] == [first]
+    assert [row["id"] for row in found.difference.extra] == [1000000]
     (value,) = found.difference.differing
     assert (value.key, value.column, value.actual) == ((second,), "status", "lost")
 
@@ -63,7 +63,51 @@ def test_a_table_that_does_not_exist_yet_has_nothing_to_compare(lake, feed, tabl
     assert found.nothing_published
 
 
-def test_a_pipeline_that_appends_is_refused_with_a_reason(lake, feed, table):
-    pipeline = lake.pipeline(sink={"iceberg": {"table": table}}, mode="append")
-    with pytest.raises(ConfigError, match="mode append"):
-        points(pipeline)
+def test_a_key_that_is_declared_in_another_order_than_the_feed_s_is_the_same_key(lake, table):
+    """Deletes name rows by values alone, in the feed's order."""
+    feed = lake.feed / "2026-04-02"
+    feed.mkdir(parents=True)
+    at = BEGIN.next()
+    lines = [f'{{"after": {{"a": {a}, "b": {b}}}, "key": [{b}, {a}], "updated": "{at}"}}' for a, b in ((1, 2), (2, 1), (7, 8))]
+    delete = f'{{"after": null, "key": [2, 1], "updated": "{at.next()}"}}'
+    (feed / f"{BEGIN.name()}-56087568dba1e6b8-1-72-00000000-t-1.ndjson").write_text("\n".join([*lines, delete]))
+    (feed / f"{at.next().name()}.RESOLVED").write_text(f'{{"resolved": "{at.next()}"}}')
+    pipeline = lake.pipeline(keys=["a", "b"], sink={"iceberg": {"table": table}})
+    (point,) = points(pipeline)
+    assert point.keys == ("b", "a")
+    lake.run(pipeline)
+    assert sorted(row["a"] for row in lake.rows(table)) == [2, 7]
+    (found,) = compared(lake, pipeline)
+    assert found.equal
+
+
+def test_keys_that_are_not_the_feed_s_are_refused_as_a_run_does(lake, feed, table):
+    with pytest.raises(ConfigError, match=r"keys are status, the key of orders in the feed is id"):
+        points(lake.pipeline(keys=["status"], sink={"iceberg": {"table": table}}))
+
+
+def test_a_table_that_is_appended_to_holds_every_change(lake, table):
+    feed = Feed(lake.feed, tables=(ORDERS,), seed=12, deletes=0.0, repeats=0.3)
+    feed.scan(30)
+    feed.advance(40)
+    settings = {**orders(table), "mode": "append"}
+    pipeline = lake.pipeline(**settings)
+    lake.run(pipeline)
+    feed.advance(40)
+    feed.restart()
+    lake.run(pipeline)
+    found = compared(lake, pipeline, every_snapshot=True)
+    assert [comparison.equal for comparison in found] == [True] * len(found), [c.difference for c in found]
+    assert found[-1].rows >= found[-1].expected > 90
+    lake.spark.sql(f"DELETE FROM {table} WHERE id = (SELECT min(id) FROM {table})")
+    lake.spark.table(table).limit(1).selectExpr("1000000L AS id", "* EXCEPT (id)").writeTo(table).append()
+    for _ in range(3):
+        lake.spark.table(table).where("id = 1000000").writeTo(table).append()
+    (now,) = compared(lake, pipeline)
+    assert now.difference.counts["missing"] >= 1
+    assert now.difference.counts["extra"] == 8
+
+
+def test_an_order_of_its_own_cannot_be_verified(lake, feed, table):
+    with pytest.raises(ConfigError, match="greatest amount"):
+        points(lake.pipeline(**orders(table, sequence_by="amount")))

@@ -300,6 +300,12 @@ def test_any_other_catalog_passes_its_properties_on():
     assert catalog.pyiceberg_properties("n") == {"type": "rest", "uri": "http://n", "ref": "main", "s3.x": "true"}
 
 
+def test_a_rest_catalog_is_not_waited_for_for_ever():
+    conf = Catalog.of({"type": "rest", "uri": "http://h", "rest.client.socket-timeout-ms": 5000}).spark_conf("r")
+    assert conf["spark.sql.catalog.r.rest.client.connection-timeout-ms"] == "10000"
+    assert conf["spark.sql.catalog.r.rest.client.socket-timeout-ms"] == "5000"
+
+
 def test_a_catalog_of_a_class_has_no_type_in_spark():
     conf = Catalog.of({"type": "custom", "catalog-impl": "com.example.Catalog"}).spark_conf("c")
     assert "spark.sql.catalog.c.type" not in conf

@@ -27,13 +27,13 @@ def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> No
     if any(point.snapshot is not None for point in chosen):
         spark = start_session(pipeline, quiet=as_json)
         try:
-            compared += _with_progress(chosen, compare_points(pipeline, spark, chosen), quiet=as_json)
+            compared += _with_progress(chosen, compare_points(pipeline, spark, chosen, limit), quiet=as_json)
         finally:
             spark.stop()
     if as_json:
-        show.print_json([comparison.to_dict(limit) for comparison in compared])
+        show.print_json([comparison.to_dict() for comparison in compared])
     else:
-        _print(compared, limit)
+        _print(compared)
     if not all(comparison.equal for comparison in compared):
         raise typer.Exit(DIFFERENT)
 
@@ -50,7 +50,7 @@ def _with_progress(chosen: Sequence[Point], comparisons: Iterator[Comparison], *
             yield comparison
 
 
-def _print(compared: Sequence[Comparison], limit: int) -> None:
+def _print(compared: Sequence[Comparison]) -> None:
     if not compared:
         show.say("nothing is published yet: nothing to compare")
         return
@@ -69,19 +69,19 @@ def _print(compared: Sequence[Comparison], limit: int) -> None:
     columns = ("target", "result", "snapshot", "frontier", "expected", "rows", "missing", "extra", "repeated", "differing")
     show.print_rows(columns, rows)
     for comparison in compared:
-        for line in _details(comparison, limit):
+        for line in _details(comparison):
             show.say(line)
 
 
-def _details(found: Comparison, limit: int) -> Iterator[str]:
+def _details(found: Comparison) -> Iterator[str]:
     at = f"{found.target} at snapshot {found.snapshot}"
-    for row in found.missing[:limit]:
+    for row in found.difference.missing:
         yield f"{at}: missing: the source has {show.plain(row)}"
-    for row in found.extra[:limit]:
+    for row in found.difference.extra:
         yield f"{at}: extra: only the table has {show.plain(row)}"
-    for key in found.difference.repeated[:limit]:
-        yield f"{at}: repeated: key {show.plain(list(key))} has several rows"
-    for value in found.difference.differing[:limit]:
+    for key in found.difference.repeated:
+        yield f"{at}: repeated: {show.plain(list(key))} is there more often than the source says it"
+    for value in found.difference.differing:
         sides = f"the source has {show.plain(value.expected)}, the table {show.plain(value.actual)}"
         yield f"{at}: differing: key {show.plain(list(value.key))}, column {value.column}: {sides}"
     if found.difference.absent:

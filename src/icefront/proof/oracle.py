@@ -1,12 +1,16 @@
 """A second opinion on a changefeed: what a table must hold, found out in the plainest way.
 
 For `icefront verify`. It shares no code with what it checks: file names, messages, timestamps and
-values are read here anew, with `json` and `decimal`, one message at a time, and the last version
-of each key before the frontier wins. Memory grows with the number of keys.
+values are read here anew, with `json` and `decimal`, one message at a time.
 
     files ─ replay ─▶ key → row ─┐
                                  ├─ compare ─▶ Difference
     any engine's rows ───────────┘
+
+A table that is upserted holds the last version of each key before the frontier. One that is appended
+to holds a row for every change: a row as often as the feed says changes into it, or more often, but
+not more often than their repetitions in the feed account for. A feed may repeat itself, and whether
+a repetition becomes a row depends on when it came. Memory grows with the number of keys or of changes.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import io
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
@@ -54,30 +59,77 @@ At = tuple[int, int]
 
 _NAME = re.compile(r"(\d{33})-.*?-\d+-\d+-[0-9a-f]{8,}-(.+)-([0-9a-f]+)\.ndjson(\.gz|\.zst)?")
 _INSTANT = re.compile(r"(\d{1,6}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s*(Z|[+-]\d\d(?::?\d\d)?)?")
-_MEMBERS_OF_NO_ROW = {"__crdb__"}
+_META = "__crdb__"
+_NO_VALUE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, struct.error)
+_NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError)
 SHOWN = 20
 
 
 # ── what the table must hold ───────────────────────────────────────────────────────────────
+Files = Iterable[tuple[str, IO[bytes]]]
+"""Names without folders, and bytes as they lie there."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Version:
+class Said:
+    """A row of a table that is appended to: the feed says changes into it, `most` times with all their repetitions."""
+
+    row: Row
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One message. Without a `row` it is a delete, named by its key or by the row before."""
+
     at: At
     schema_id: int
     row: Row | None
+    key: Sequence[Any] | None
+    before: Row | None
+    where: str
 
 
 def replay(root: str | Path, table: str, keys: Sequence[str], frontier: str | None = None) -> dict[Key, Row]:
     """Return the table's rows as of `frontier` (a printed timestamp; None: as far as the files go), by key values."""
-    paths = sorted(p for p in Path(root).rglob("*") if p.is_file())
-    return replay_files(((p.name, p.open("rb")) for p in paths if _of(p.name, table)), table, keys, frontier)
+    return replay_files(local_files(root, table), table, keys, frontier)
 
 
-def replay_files(
-    files: Iterable[tuple[str, IO[bytes]]], table: str, keys: Sequence[str], frontier: str | None = None
-) -> dict[Key, Row]:
-    """Replay files from anywhere: their names without folders, and their bytes as they lie there."""
+def local_files(root: str | Path, table: str) -> Files:
+    """Open a folder's files of one table, each when its turn comes."""
+    return ((p.name, p.open("rb")) for p in sorted(Path(root).rglob("*")) if _of(p.name, table) and p.is_file())
+
+
+def replay_files(files: Files, table: str, keys: Sequence[str], frontier: str | None = None) -> dict[Key, Row]:
+    """Replay files from anywhere. `keys` are in the order in which the feed says their values."""
+    versions: dict[Key, _Change] = {}
+    for change in _changes(files, table, frontier):
+        key = _hashable(_key(change, keys))
+        known = versions.get(key)
+        if known is None or (known.at, known.schema_id) <= (change.at, change.schema_id):
+            versions[key] = change
+    return {key: change.row for key, change in versions.items() if change.row is not None}
+
+
+def replay_appended(files: Files, table: str, frontier: str | None = None) -> list[Said]:
+    """Return the rows that changes before `frontier` say, with how often they do."""
+    rows: dict[str, Row] = {}
+    changes: dict[str, set[tuple[At, str]]] = {}
+    messages: Counter[str] = Counter()
+    for change in _changes(files, table, frontier):
+        if change.row is None:
+            raise BadRow(f"{change.where}: a delete, but the mode is append", "verify a pipeline whose feed only inserts")
+        text = json.dumps(change.row, sort_keys=True, default=repr)
+        rows[text] = change.row
+        changes.setdefault(text, set()).add((change.at, json.dumps(change.key, default=repr)))
+        messages[text] += 1
+    return [Said(row, len(changes[text]), messages[text]) for text, row in rows.items()]
+
+
+def _changes(files: Files, table: str, frontier: str | None) -> Iterator[_Change]:
+    """Read the changes before `frontier`, however often they come and in whatever order."""
     before = _at(frontier) if frontier else None
-    versions: dict[Key, _Version] = {}
     for name, content in files:
         match = _of(name, table)
         if match is None:
@@ -85,8 +137,9 @@ def replay_files(
         schema_id = int(match[3], 16)
         with content:
             for number, line in enumerate(_lines(content, match[4]), 1):
-                _apply(versions, line, keys, schema_id, before, f"{name}:{number}")
-    return {key: version.row for key, version in versions.items() if version.row is not None}
+                change = _change(line, schema_id, f"{name}:{number}") if line.strip() else None
+                if change is not None and (before is None or change.at < before):
+                    yield change
 
 
 def _of(name: str, table: str) -> re.Match[str] | None:
@@ -104,34 +157,38 @@ def _lines(content: IO[bytes], codec: str | None) -> Iterator[bytes]:
         yield from content
 
 
-def _apply(
-    versions: dict[Key, _Version], line: bytes, keys: Sequence[str], schema_id: int, before: At | None, where: str
-) -> None:
-    if not line.strip():
-        return
+def _change(line: bytes, schema_id: int, where: str) -> _Change | None:
+    """Read one message; None for one that only announces a resolved timestamp."""
     try:
         message = json.loads(line, parse_float=Decimal)
-        if "resolved" in message and "after" not in message:
-            return
         row, meta = _row(message)
+        if row is None and "resolved" in meta and "after" not in message:
+            return None
         at = _at(meta.get("updated") or meta["mvcc_timestamp"])
-        key = tuple(meta["key"]) if row is None else tuple(row[k] for k in keys)
-    except (ValueError, KeyError, TypeError) as error:
+        return _Change(at, schema_id, row, meta.get("key"), message.get("before"), where)
+    except _NO_MESSAGE as error:
         raise BadRow(f"{where}: not a changefeed message: {error!r}", "correct the file, or take it away") from error
-    if before is not None and at >= before:
-        return
-    known = versions.get(_hashable(key))
-    if known is None or (known.at, known.schema_id) <= (at, schema_id):
-        versions[_hashable(key)] = _Version(at, schema_id, row)
 
 
 def _row(message: dict[str, Any]) -> tuple[Row | None, dict[str, Any]]:
     """Take a message apart: the row or None for a delete, and what is said about it."""
-    if "after" in message:
-        return message["after"], message
-    meta = message["__crdb__"]
-    row = {name: value for name, value in message.items() if name not in _MEMBERS_OF_NO_ROW}
-    return (row if any(value is not None for value in row.values()) else None), meta
+    if _META in message:
+        row = {name: value for name, value in message.items() if name != _META}
+        return (row if any(value is not None for value in row.values()) else None), message[_META]
+    return (message["after"] if "resolved" not in message else message.get("after")), message
+
+
+def _key(change: _Change, keys: Sequence[str]) -> Key:
+    """Name the row that changed. A delete has no row: its key says it, in the feed's order, else the row before."""
+    try:
+        row = change.row if change.row is not None or change.key is not None else change.before
+        key = tuple(change.key or ()) if row is None else tuple(row[k] for k in keys)
+    except _NO_MESSAGE as error:
+        raise BadRow(f"{change.where}: no value for key column {error}", "correct the file, or the keys") from error
+    if len(key) != len(keys):
+        fact = f"{change.where}: the key {list(key)} has not the {len(keys)} values of ({', '.join(keys)})"
+        raise BadRow(fact, "name all columns of the primary key under `keys`")
+    return key
 
 
 def _at(text: str) -> At:
@@ -158,10 +215,11 @@ class Differing:
 class Difference:
     """All that is wrong: counts of everything, and the first few of each kind."""
 
+    shown: int = SHOWN
     rows: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("missing", "extra", "repeated", "differing"), 0))
-    missing: list[Key] = field(default_factory=list)
-    extra: list[Key] = field(default_factory=list)
+    missing: list[Row] = field(default_factory=list)  # as the feed says them
+    extra: list[Row] = field(default_factory=list)  # as the engine returned them
     repeated: list[Key] = field(default_factory=list)
     differing: list[Differing] = field(default_factory=list)
     absent: set[str] = field(default_factory=set)  # columns with values that the table does not have
@@ -172,37 +230,128 @@ class Difference:
     def add(self, kind: str, what: Any) -> None:
         self.counts[kind] += 1
         shown: list[Any] = getattr(self, kind)
-        if len(shown) < SHOWN:
+        if len(shown) < self.shown:
             shown.append(what)
 
 
-def compare(expected: Mapping[Key, Row], actual: Iterable[Row], schema: Schema, keys: Sequence[str]) -> Difference:
+def compare(
+    expected: Mapping[Key, Row], actual: Iterable[Row], schema: Schema, keys: Sequence[str], shown: int = SHOWN
+) -> Difference:
     """Compare what must be with the rows that an engine returned, as dictionaries of Python values."""
-    types = {f.name: f.field_type for f in schema.fields}
+    types = _types(schema)
     wanted = {tuple(_plain(part, types[k]) for part, k in zip(key, keys, strict=True)): row for key, row in expected.items()}
     found: set[Key] = set()
-    result = Difference()
+    result = Difference(shown)
     for row in actual:
         result.rows += 1
         key = tuple(_plain(row[k], types[k]) for k in keys)
         if key in found:
             result.add("repeated", key)
         elif key not in wanted:
-            result.add("extra", key)
+            result.add("extra", row)
         else:
             _compare_row(key, wanted[key], row, types, result)
         found.add(key)
-    for key in wanted.keys() - found:
-        result.add("missing", key)
+    for key, row in wanted.items():
+        if key not in found:
+            result.add("missing", row)
     return result
 
 
+def _types(schema: Schema) -> dict[str, IcebergType]:
+    return {f.name: f.field_type for f in schema.fields}
+
+
 def _compare_row(key: Key, wanted: Row, row: Row, types: Mapping[str, IcebergType], result: Difference) -> None:
-    result.absent |= {column for column, value in wanted.items() if value is not None and column not in types}
+    result.absent |= _absent(wanted, types)
     for column, kind in types.items():
         must, does = wanted.get(column), row.get(column)
         if not _same(must, does, kind):
             result.add("differing", Differing(key, column, must, does))
+
+
+def _absent(wanted: Row, types: Mapping[str, IcebergType]) -> set[str]:
+    return {column for column, value in wanted.items() if value is not None and column not in types}
+
+
+def compare_appended(expected: Iterable[Said], actual: Iterable[Row], schema: Schema, shown: int = SHOWN) -> Difference:
+    """Compare rows as a multiset: each as often as changes say it at least, and as the feed repeats it at most."""
+    types = _types(schema)
+    result = Difference(shown)
+    tallies: dict[Key, list[_Tally]] = {}
+    for said in expected:
+        result.absent |= _absent(said.row, types)
+        tallies.setdefault(_bucket(said.row, types), []).append(_Tally(said))
+    for row in actual:
+        result.rows += 1
+        alike = [tally for tally in tallies.get(_bucket(row, types), ()) if _same_rows(tally.said.row, row, types)]
+        open_ = [t for t in alike if t.found < t.said.least] or [t for t in alike if t.found < t.said.most]
+        if open_:
+            open_[0].found += 1
+        elif alike:
+            result.add("repeated", tuple(row.get(column) for column in types))
+        else:
+            result.add("extra", row)
+    for tally in (tally for some in tallies.values() for tally in some):
+        for _ in range(tally.said.least - tally.found):
+            result.add("missing", tally.said.row)
+    return result
+
+
+@dataclass(slots=True)
+class _Tally:
+    said: Said
+    found: int = 0
+
+
+def _same_rows(must: Row, does: Row, types: Mapping[str, IcebergType]) -> bool:
+    return all(_same(must.get(column), does.get(column), kind) for column, kind in types.items())
+
+
+def _bucket(row: Row, types: Mapping[str, IcebergType]) -> Key:
+    """Make rows that are the same fall into one bucket; a few others may fall into it too."""
+    return tuple(_coarse(row.get(column), kind) for column, kind in types.items())
+
+
+def _coarse(value: Any, kind: IcebergType) -> Any:
+    if value is None:
+        return None
+    try:
+        match kind:
+            case StringType():
+                return _frozen(_as_json(value))
+            case ListType(element_type=element):
+                return tuple(_coarse(item, element) for item in value)
+            case MapType(key_type=key, value_type=inner):
+                entries = value.items() if isinstance(value, Mapping) else value
+                return frozenset((_plain(k, key), _coarse(v, inner)) for k, v in entries)
+            case StructType(fields=fields):
+                return tuple(_coarse(value.get(f.name), f.field_type) for f in fields)
+            case _:
+                return _plain(value, kind)
+    except _NO_VALUE:
+        return _NO_VALUE
+
+
+def _as_json(value: Any) -> Any:
+    """Read text that may stand for JSON of whatever spelling."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = json.loads(value, parse_float=Decimal, parse_constant=str)
+    except ValueError:
+        return value
+    return value if isinstance(read, str) else read
+
+
+def _frozen(value: Any) -> Any:
+    match value:
+        case dict():
+            return frozenset((name, _frozen(item)) for name, item in value.items())
+        case list():
+            return tuple(_frozen(item) for item in value)
+        case _:
+            return value
 
 
 def _same(must: Any, does: Any, kind: IcebergType) -> bool:
@@ -211,7 +360,7 @@ def _same(must: Any, does: Any, kind: IcebergType) -> bool:
         return must is does
     try:
         return _equal(must, does, kind)
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, struct.error):
+    except _NO_VALUE:
         return False  # one of the two is no value of this type
 
 

@@ -5,13 +5,14 @@
     snapshot ─ Spark ─▶ rows ─────────────────────┘
 
 Each snapshot is compared at its own frontier. Snapshot and frontier come from one reading of the table's metadata, so a
-pipeline that runs meanwhile disturbs nothing.
+pipeline that runs meanwhile disturbs nothing. In mode append rows are counted: none may be missing, and none may be there
+more often than the feed says it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from pyiceberg.schema import Schema
@@ -21,8 +22,21 @@ from icefront.api import Pipeline
 from icefront.core.errors import ConfigError
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
-from icefront.proof.oracle import SHOWN, Difference, Key, Row, compare, replay, replay_files
+from icefront.proof.oracle import (
+    SHOWN,
+    Difference,
+    Files,
+    Key,
+    Row,
+    Said,
+    compare,
+    compare_appended,
+    local_files,
+    replay_appended,
+    replay_files,
+)
 from icefront.settings import Target
+from icefront.settings.keys import keys_unknown
 from icefront.sources.changefeed_store import LocalStore, Store
 from icefront.status import Look
 from icefront.status.look import ancestors, entries, read_mark
@@ -31,12 +45,16 @@ from icefront.status.targets import human_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOST_SHOWN = SHOWN
+Expected = Mapping[Key, Row] | Sequence[Said]
+"""What a table must hold: the last row of each key; or, in mode append, rows with how often they may be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is compared: one target's snapshot, and the frontier up to which it must hold everything."""
+    """What is compared: one target's snapshot, and the frontier up to which it must hold everything.
+
+    Without keys it is a table that is appended to.
+    """
 
     target: Target
     keys: tuple[str, ...]
@@ -47,7 +65,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one comparison. `missing` and `extra` hold whole rows, `differing` single values with both sides."""
+    """What came of one comparison. `expected` counts the rows that must be there at least."""
 
     target: str
     source_table: str
@@ -56,8 +74,6 @@ class Comparison:
     expected: int
     rows: int
     difference: Difference = field(default_factory=Difference)
-    missing: Sequence[Row] = ()
-    extra: Sequence[Row] = ()
 
     @property
     def equal(self) -> bool:
@@ -67,7 +83,7 @@ class Comparison:
     def nothing_published(self) -> bool:
         return self.frontier == ORIGIN
 
-    def to_dict(self, limit: int = SHOWN) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         found = self.difference
         return {
             "target": self.target,
@@ -79,12 +95,11 @@ class Comparison:
             "expected_rows": self.expected,
             "rows": self.rows,
             "counts": dict(found.counts),
-            "missing": [dict(row) for row in self.missing[:limit]],
-            "extra": [dict(row) for row in self.extra[:limit]],
-            "repeated_keys": [list(key) for key in found.repeated[:limit]],
+            "missing": [dict(row) for row in found.missing],
+            "extra": [dict(row) for row in found.extra],
+            "repeated_keys": [list(key) for key in found.repeated],
             "differing": [
-                {"key": list(d.key), "column": d.column, "expected": d.expected, "actual": d.actual}
-                for d in found.differing[:limit]
+                {"key": list(d.key), "column": d.column, "expected": d.expected, "actual": d.actual} for d in found.differing
             ],
             "columns_not_in_table": sorted(found.absent),
         }
@@ -99,9 +114,14 @@ def points(pipeline: Pipeline, *, every_snapshot: bool = False) -> Sequence[Poin
 def _points(look: Look, target: Target, *, every_snapshot: bool) -> Iterator[Point]:
     keys = tuple(look.keys(target))
     if target.mode_with(keys) == "append":
+        keys = ()
+    elif not keys and target.source_table in look.source_tables:
+        raise keys_unknown(target)
+    elif target.sequence_column is not None:
+        # Which value wins depends on where epochs ended, which snapshots that have expired no longer tell.
         raise ConfigError(
-            f"{target.name} is written in mode append; verify compares the last state of each key",
-            "verify a pipeline in mode upsert",
+            f"{target.name} takes the greatest {target.sequence_column} of an epoch's changes, verify takes the last by `updated`",
+            "verify a pipeline without `sequence_by`",
         )
     table = look.table(target)
     if table is None:
@@ -124,33 +144,37 @@ def _history(pipeline: str, target: Target, keys: tuple[str, ...], metadata: Tab
             yield Point(target, keys, snapshot.snapshot_id, Timestamp.parse(said[summary.FRONTIER]), schema or metadata.schema())
 
 
-def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[Point]) -> Iterator[Comparison]:
-    """Compare point by point, so that progress can be shown between them."""
+def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[Point], shown: int = SHOWN) -> Iterator[Comparison]:
+    """Compare point by point, so that progress can be shown between them. `shown` differences of each kind are kept."""
     store = pipeline.source().store
     refreshed: set[str] = set()
-    replayed: dict[tuple[str, Timestamp], dict[Key, Row]] = {}
+    replayed: dict[tuple[str, tuple[str, ...]], tuple[Timestamp, Expected]] = {}
     for point in chosen:
+        compared = Comparison(point.target.name, point.target.source_table, point.snapshot, point.frontier, 0, 0)
         if point.snapshot is None:
-            yield Comparison(point.target.name, point.target.source_table, None, point.frontier, 0, 0)
+            yield compared
             continue
         if point.target.name not in refreshed:
             # The session may have seen the table before another process changed it.
             spark.catalog.refreshTable(point.target.name)
             refreshed.add(point.target.name)
-        at = (point.target.source_table, point.frontier)
-        if at not in replayed:
+        what = (point.target.source_table, point.keys)
+        if what not in replayed or replayed[what][0] != point.frontier:
             # Claims repeat their predecessor's frontier; only the last replay of a table is kept.
-            replayed = {known: rows for known, rows in replayed.items() if known[0] != at[0]}
-            replayed[at] = _expected(store, point)
-        expected = _renamed(replayed[at], point.schema, point.target.schema_policy.renames)
-        yield _compared(point, expected, _read(spark, point))
+            replayed[what] = (point.frontier, _expected(store, point))
+        expected = _renamed(replayed[what][1], point.schema, point.target.schema_policy.renames)
+        difference = _difference(point, expected, _read(spark, point), shown)
+        yield replace(compared, expected=_count(expected), rows=difference.rows, difference=difference)
 
 
-def _expected(store: Store, point: Point) -> dict[Key, Row]:
-    table, keys, frontier = point.target.source_table, point.keys, str(point.frontier)
-    if isinstance(store, LocalStore):
-        return replay(store.root, table, keys, frontier)
-    return replay_files(_stored(store), table, keys, frontier)
+def _expected(store: Store, point: Point) -> Expected:
+    table, frontier = point.target.source_table, str(point.frontier)
+    files: Files = local_files(store.root, table) if isinstance(store, LocalStore) else _stored(store)
+    return replay_files(files, table, point.keys, frontier) if point.keys else replay_appended(files, table, frontier)
+
+
+def _count(expected: Expected) -> int:
+    return len(expected) if isinstance(expected, Mapping) else sum(said.least for said in expected)
 
 
 def _stored(store: Store) -> Iterator[tuple[str, IO[bytes]]]:
@@ -163,12 +187,18 @@ def _stored(store: Store) -> Iterator[tuple[str, IO[bytes]]]:
             yield entry.name, store.open(entry.name)
 
 
-def _renamed(rows: Mapping[Key, Row], schema: Schema, renames: Mapping[str, str]) -> Mapping[Key, Row]:
+def _renamed(expected: Expected, schema: Schema, renames: Mapping[str, str]) -> Expected:
     """Give rows that were said before a declared rename the names that the table has now."""
     names = {old: new for new, old in renames.items() if new in schema.column_names and old not in schema.column_names}
+
+    def renamed(row: Row) -> Row:
+        return {names.get(column, column): value for column, value in row.items()}
+
     if not names:
-        return rows
-    return {key: {names.get(column, column): value for column, value in row.items()} for key, row in rows.items()}
+        return expected
+    if isinstance(expected, Mapping):
+        return {key: renamed(row) for key, row in expected.items()}
+    return [replace(said, row=renamed(said.row)) for said in expected]
 
 
 def _read(spark: SparkSession, point: Point) -> Iterator[Row]:
@@ -181,36 +211,11 @@ def _quoted(table: str) -> str:
     return ".".join(f"`{part}`" for part in table.split("."))
 
 
-def _compared(point: Point, expected: Mapping[Key, Row], actual: Iterator[Row]) -> Comparison:
-    surplus: list[Row] = []
-    wanted = {_loose(key) for key in expected}
-
-    def watched() -> Iterator[Row]:
-        for row in actual:
-            if len(surplus) < SHOWN and _loose(tuple(row.get(k) for k in point.keys)) not in wanted:
-                surplus.append(row)
-            yield row
-
-    found = compare(expected, watched(), point.schema, point.keys)
+def _difference(point: Point, expected: Expected, actual: Iterable[Row], shown: int) -> Difference:
+    if isinstance(expected, Mapping):
+        found = compare(expected, actual, point.schema, point.keys, shown)
+    else:
+        found = compare_appended(expected, actual, point.schema, shown)
     if point.target.schema_policy.add_column == "ignore":
         found.absent.clear()
-    by_key = {_loose(key): row for key, row in expected.items()} if found.missing else {}
-    if len(surplus) > found.counts["extra"]:
-        # Spelled unlike: then the keys alone are shown.
-        surplus = [dict(zip(point.keys, key, strict=True)) for key in found.extra]
-    return Comparison(
-        point.target.name,
-        point.target.source_table,
-        point.snapshot,
-        point.frontier,
-        len(expected),
-        found.rows,
-        found,
-        [by_key.get(_loose(key), dict(zip(point.keys, key, strict=True))) for key in found.missing],
-        surplus,
-    )
-
-
-def _loose(key: Key) -> tuple[str, ...]:
-    """Spell a key so that the feed's and the engine's values look alike: only used to show rows, never to decide."""
-    return tuple(str(part) for part in key)
+    return found

@@ -298,6 +298,11 @@ class Target:
         """The target's name: catalog, namespace and table."""
         return self.sink.table
 
+    @property
+    def sequence_column(self) -> str | None:
+        """The column that orders changes of one key; None when that is the source's own timestamp."""
+        return None if self.sequence_by == "updated" else self.sequence_by
+
     def mode_with(self, source_keys: Sequence[str] | None) -> Mode:
         """Choose the mode: as said; else upsert where there is a key, append where there is none."""
         if self.mode is not None:

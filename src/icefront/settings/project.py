@@ -19,6 +19,8 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 # Several processes on one file: readers never wait, writers queue up instead of failing.
 _SQLITE_OPTIONS = "journal_mode=WAL&busy_timeout=10000&transaction_mode=IMMEDIATE"
+# Iceberg's client by itself waits for ever; a commit whose answer does not come is looked up.
+_REST_PATIENCE = {"rest.client.connection-timeout-ms": "10000", "rest.client.socket-timeout-ms": "60000"}
 
 
 def _absolute(value: Any, info: ValidationInfo) -> Path:
@@ -120,7 +122,7 @@ class Catalog(Part):
             } | properties
         elif "catalog-impl" not in properties:
             # Iceberg refuses a type beside a class.
-            properties = {"type": self.type} | properties
+            properties = {"type": self.type} | (_REST_PATIENCE if self.type == "rest" else {}) | properties
         prefix = f"spark.sql.catalog.{name}"
         return {prefix: _SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in properties.items()}
 

@@ -1,0 +1,32 @@
+"""A target's key columns: what was declared, held against what the source itself knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from icefront.core.errors import ConfigError
+from icefront.settings.pipeline import PipelineSettings, Target
+
+
+def key_columns(settings: PipelineSettings, target: Target, own: Sequence[str] | None) -> Sequence[str]:
+    """Name the key columns in the order in which the source says their values; `own` are those that it knows itself.
+
+    Deletes carry key values without names: keys that differ from the source's own would delete other rows.
+    """
+    if not target.keys or own is None:
+        return own or target.keys or ()
+    if set(target.keys) != set(own):
+        raise settings.problem(
+            (*target.path[:-2], "keys"),
+            f"keys are {', '.join(target.keys)}, the key of {target.source_table} in the feed is {', '.join(own)}",
+            "deletes name rows by the feed's key: use it, or leave `keys` out",
+        )
+    return own
+
+
+def keys_unknown(target: Target) -> ConfigError:
+    """Word the error of an upsert without a key."""
+    return ConfigError(
+        f"the key columns of {target.source_table} are not known: the feed carries key values without names",
+        "name them: `keys: [id]`; or write `mode: append`",
+    )
