@@ -2,31 +2,40 @@
 
 Made for `foreachBatch`, which repeats a batch after a failure: the batch id is the timeline, so a
 batch at or below the last one is already in the table and does nothing. Ids may have gaps.
+
+Ids begin at 0 again with a new checkpoint. The mark therefore remembers whose they are: the id of the
+streaming query, which stays with its checkpoint. Batches of another one stop, unless they are adopted:
+then they count from where the table is.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import ConfigError, FencedOut
+from icefront.core.errors import ConfigError, FencedOut, SourceChanged
 from icefront.core.files import Staged
-from icefront.core.marks import Identity, Mark, Position
+from icefront.core.marks import Identity, Mark, Position, canonical
 from icefront.core.ports import Wish
-from icefront.core.protocol import FencedOff, Published, check_resume
+from icefront.core.protocol import FencedOff, Published
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg.types import print_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from icefront.sinks.iceberg import IcebergSink
+
+STREAM = "sql.streaming.queryId"
+"""The local property in which Spark says, inside `foreachBatch`, which streaming query is at work."""
+BASE = "base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,9 @@ def apply_changes(
     `sequence_by` names the column that orders changes of one key within the batch. The table is created
     from the DataFrame's schema when it does not exist, and takes on new columns when they come.
 
-    Batch ids begin at 0 again with a new checkpoint: give such a query a new name, or its batches count as applied already.
+    `query` names what is applied; a batch id counts within its streaming query. A stream with a new checkpoint is another
+    one, and stops with SourceChanged: pass `adopt` once to let it go on from what the table holds. `adopt` also takes over
+    a table that has rows of others.
     """
     if batch < 0:
         raise ConfigError(f"batch is {batch}", "pass foreachBatch's batch id, which begins at 0")
@@ -74,11 +85,11 @@ def apply_changes(
     schema = sink.open()
     if schema is None:
         sink.prepare(_wishes(df, {op}, None))
-    mark = _hold(sink, spark.sparkContext.applicationId, table, query, adopt=adopt)
+    mark = _hold(sink, spark, table, _source(spark, query), batch, adopt=adopt)
     # Only the owner changes the schema.
     schema = sink.prepare(_wishes(df, {op}, schema) if schema else ())
     _check_key_types(df, schema, keys)
-    upper = Timestamp(batch + 1)
+    upper = Timestamp(_base(mark) + batch + 1)
     if upper <= mark.frontier:
         return Applied(batch, None)
     epoch = Epoch(mark.frontier, upper)
@@ -117,20 +128,46 @@ def _check_key_types(df: DataFrame, schema: Schema, keys: Sequence[str]) -> None
             )
 
 
-def _hold(sink: IcebergSink, application: str, table: str, query: str, *, adopt: bool) -> Mark:
+def _source(spark: SparkSession, query: str) -> Identity:
+    """Name the query, and the streaming query that this batch is from: its id stays with its checkpoint."""
+    stream = spark.sparkContext.getLocalProperty(STREAM)
+    return Identity.of({"query": query, "stream": stream} if stream else {"query": query})
+
+
+def _hold(sink: IcebergSink, spark: SparkSession, table: str, source: Identity, batch: int, *, adopt: bool) -> Mark:
     """Return the mark to go on from: claim the table once, then notice when somebody else does."""
-    source = Identity.of({"query": query})
-    known = _claims.get((application, table, query))
-    recalled = sink.recall()
+    query = json.loads(source.text)["query"]
+    name = (spark.sparkContext.applicationId, table, query)
+    known, recalled = _claims.get(name), sink.recall()
+    if known is not None and recalled is not None:
+        if recalled.writer != known.writer:
+            raise _fenced(table, query, known, recalled.writer)
+        return _continued(recalled, source, table, batch, adopt=adopt)
     if recalled is not None:
-        check_resume(recalled, source, ORIGIN)
-    if known is None or recalled is None:
-        mark = sink.claim(uuid.uuid4().hex, source, adopt=adopt)
-        _claims[application, table, query] = mark
+        # Before the claim: who is refused must not put another out.
+        _continued(recalled, source, table, batch, adopt=adopt)
+    mark = _claims[name] = sink.claim(uuid.uuid4().hex, source, adopt=adopt)
+    return _continued(mark, source, table, batch, adopt=adopt)
+
+
+def _continued(mark: Mark, source: Identity, table: str, batch: int, *, adopt: bool) -> Mark:
+    """Return the mark as `source` goes on from it; the change of source becomes durable with its first batch."""
+    theirs = {name: value for name, value in json.loads(mark.source.text).items() if name != BASE}
+    ours = json.loads(source.text)
+    if theirs == ours:
         return mark
-    if recalled.writer != known.writer:
-        raise _fenced(table, query, known, recalled.writer)
-    return recalled
+    if mark.frontier != ORIGIN and not (adopt and "query" in theirs):
+        raise SourceChanged(
+            f"{table} has got as far as {mark.position.text} of {canonical(theirs)}; batch {batch} is of {source.text}",
+            "start the stream from the checkpoint it had; or pass adopt=True once: its batches then go on from what the table holds",
+        )
+    return replace(mark, source=Identity.of({**ours, BASE: mark.frontier.wall}))
+
+
+def _base(mark: Mark) -> int:
+    """Return the batches that streams before this one brought: its own begin at 0."""
+    base: int = json.loads(mark.source.text).get(BASE, 0)
+    return base
 
 
 def _fenced(table: str, query: str, mark: Mark, owner: object) -> FencedOut:

@@ -9,7 +9,7 @@ import pytest
 
 import icefront
 from icefront import apply as applying
-from icefront.core.errors import BadRow, ConfigError, FencedOut, NotOurs
+from icefront.core.errors import BadRow, ConfigError, FencedOut, NotOurs, SourceChanged
 
 pytestmark = pytest.mark.spark
 
@@ -19,9 +19,16 @@ def frame(spark: Any, rows: list[tuple[Any, ...]], schema: str = "id bigint, v s
 
 
 def state(spark: Any, table: str) -> dict[Any, Any]:
+    spark.catalog.refreshTable(table)  # a stream's session is another one
     rows = spark.table(table).collect()
     assert len({r["id"] for r in rows}) == len(rows)
     return {r["id"]: r["v"] for r in rows}
+
+
+def epochs(spark: Any, table: str) -> int:
+    spark.catalog.refreshTable(table)
+    found: int = spark.sql(f"SELECT count(*) FROM {table}.snapshots WHERE summary['icefront.lower'] IS NOT NULL").collect()[0][0]
+    return found
 
 
 def apply(df: Any, table: str, batch: int, **options: Any) -> Any:
@@ -100,6 +107,63 @@ def test_a_table_with_rows_of_others_needs_adopt(spark: Any, table: str) -> None
     assert state(spark, table) == {1: "ours"}
 
 
+def test_a_value_that_the_tables_type_does_not_hold_stops_the_batch(spark: Any, table: str) -> None:
+    apply(frame(spark, [(1, 0.5)], "id bigint, v float"), table, 0, op=None, sequence_by=None)
+    with pytest.raises(BadRow, match=r"column v is double, the table has float: 0.1 would become"):
+        apply(frame(spark, [(2, 0.1)], "id bigint, v double"), table, 1, op=None, sequence_by=None)
+    assert state(spark, table) == {1: 0.5}
+
+
+def stream_once(spark: Any, source: Path, checkpoint: Path, table: str, **options: Any) -> None:
+    """Let a streaming query take up what is new in a folder, and end."""
+    stream = spark.readStream.schema("id bigint, v string, ts int, op string").json(str(source))
+    writer = stream.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    errors: list[Exception] = []
+
+    def write(df: Any, batch: int) -> None:
+        try:
+            apply(df, table, batch, **options)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    try:
+        writer.foreachBatch(write).start().awaitTermination()
+    except Exception:  # noqa: BLE001 — Spark wraps what the batch raised
+        raise errors[0] from None
+
+
+def test_a_stream_with_a_new_checkpoint_is_not_taken_for_applied_already(spark: Any, table: str, tmp_path: Path) -> None:
+    source, first, second = tmp_path / "in", tmp_path / "first", tmp_path / "second"
+    source.mkdir()
+    for number in (1, 2):
+        (source / f"{number}.json").write_text(f'{{"id": 1, "v": "first {number}", "ts": {number}, "op": "c"}}\n')
+        stream_once(spark, source, first, table)
+    assert state(spark, table) == {1: "first 2"}
+    (source / "3.json").write_text('{"id": 1, "v": "second", "ts": 3, "op": "u"}\n')
+    with pytest.raises(
+        SourceChanged, match=r'got as far as \{"batch":1\} of \{"query":"q","stream":".*"\}; batch 0 is of \{"query"'
+    ) as caught:
+        stream_once(spark, source, second, table)
+    assert "adopt=True" in caught.value.next_step
+    assert state(spark, table) == {1: "first 2"}
+    stream_once(spark, source, second, table, adopt=True)
+    assert state(spark, table) == {1: "second"}
+    # From now on its ids count, over restarts too, and those of the first are refused.
+    (source / "4.json").write_text('{"id": 2, "v": "x", "ts": 4, "op": "c"}\n')
+    stream_once(spark, source, second, table)
+    assert state(spark, table) == {1: "second", 2: "x"}
+    for path in (second / "commits").glob("*1*"):
+        path.unlink()
+    stream_once(spark, source, second, table)
+    assert epochs(spark, table) == 4
+    with pytest.raises(SourceChanged, match="batch 2 is of"):
+        stream_once(spark, source, first, table)
+    with pytest.raises(SourceChanged, match=r'batch 9 is of \{"query":"q"\}'):
+        apply(frame(spark, [(1, "by hand", 1, "c")]), table, 9)
+    assert state(spark, table) == {1: "second", 2: "x"}
+
+
 def test_a_streaming_query_applies_each_batch_once_over_restarts(spark: Any, table: str, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     source.mkdir()
@@ -117,8 +181,6 @@ def test_a_streaming_query_applies_each_batch_once_over_restarts(spark: Any, tab
     # The commit of the last batch is forgotten, as after a crash between our publish and Spark's own note.
     for path in (checkpoint / "commits").glob("*1*"):
         path.unlink()
-    before = spark.sql(f"SELECT count(*) FROM {table}.snapshots WHERE summary['icefront.lower'] IS NOT NULL").collect()[0][0]
     run()
-    after = spark.sql(f"SELECT count(*) FROM {table}.snapshots WHERE summary['icefront.lower'] IS NOT NULL").collect()[0][0]
-    assert after == before
+    assert epochs(spark, table) == 2
     assert state(spark, table) == {1: "b", 2: "x"}

@@ -121,14 +121,73 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _cast(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    """Give a column the table's type; every value stays what it is, or the batch stops."""
     if field.name not in rows.column_names:
         return pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+    given = rows[field.name]
     try:
-        return rows[field.name].cast(field.type)
+        made = pa.chunked_array([chunk.cast(field.type) for chunk in given.chunks], field.type)
+        lost = next(filter(None, map(_loss, given.chunks, made.chunks)), "")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BadRow(
-            f"column {field.name} is {rows[field.name].type}, the table has {field.type}: {error}", "cast it before applying"
-        ) from error
+        lost = str(error)
+    if lost:
+        fact = f"column {field.name} is {given.type}, the table has {field.type}: {lost}"
+        raise BadRow(fact, "cast it before applying, or give the table a type that holds its values")
+    return made
+
+
+def _loss(given: pa.Array, made: pa.Array) -> str:
+    """Say what a cast changed; nothing when every value stayed what it was."""
+    kind = _kind(given.type)
+    if kind == "null":
+        return ""
+    if kind != _kind(made.type):
+        return f"no {kind} is a {_kind(made.type)}"
+    if kind == "number":
+        return "" if given.type == made.type else _changed_number(given, made)
+    if kind in {"list", "map"}:
+        return _loss(_items(given), _items(made))
+    if kind == "struct":
+        names = [f.name for f in given.type]
+        dropped = [name for name in names if made.type.get_field_index(name) < 0]
+        if dropped:
+            return f"its member {dropped[0]} would be dropped"
+        pairs = zip(given.flatten(), (made.flatten()[made.type.get_field_index(name)] for name in names), strict=True)
+        return next(filter(None, (_loss(*pair) for pair in pairs)), "")
+    return ""
+
+
+def _items(values: pa.Array) -> pa.Array:
+    """Return what lists hold; of maps their entries."""
+    if pa.types.is_map(values.type):
+        entry = pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])
+        values = values.cast(pa.list_(entry))
+    return values.flatten()
+
+
+def _kind(arrow: pa.DataType) -> str:
+    """Name what values of a type are. A time with a zone is an instant, one without is a clock's face: neither is the other."""
+    types = pa.types
+    if types.is_integer(arrow) or types.is_floating(arrow) or types.is_decimal(arrow):
+        return "number"
+    if types.is_string(arrow) or types.is_large_string(arrow):
+        return "text"
+    if types.is_binary(arrow) or types.is_large_binary(arrow) or types.is_fixed_size_binary(arrow):
+        return "bytes"
+    if types.is_timestamp(arrow):
+        return "timestamptz" if arrow.tz else "timestamp"
+    nested = {"list": types.is_list(arrow) or types.is_large_list(arrow), "map": types.is_map(arrow)}
+    return next((kind for kind, holds in nested.items() if holds), "struct" if types.is_struct(arrow) else str(arrow))
+
+
+def _changed_number(given: pa.Array, made: pa.Array) -> str:
+    """Cast back and compare: Arrow rounds floating-point numbers without a word."""
+    back = made.cast(given.type, safe=False)
+    same = pc.equal(given, back)
+    if pa.types.is_floating(given.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(given), pc.is_nan(back)))
+    at = pc.index(same, False).as_py()
+    return f"{given[at]} would become {made[at]}" if at >= 0 else ""
 
 
 def _operations(rows: pa.Table, op: str | None) -> pa.Array:
