@@ -99,6 +99,14 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Unroutable:
+    """A target that cannot be had: what is wrong concerns it alone, the others go on."""
+
+    target: str
+    error: IcefrontError
+
+
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """How long to run, and what to take over."""
 
@@ -122,6 +130,7 @@ class Lane:
 
     `mark` is what is published, `tip` what will be once everything in flight is. `examined` may be
     ahead of the tip: the stretch between held no changes and is published with the next epoch.
+    Before the first change there is no tip; `passed` is then the position up to which there is none.
     """
 
     pipeline: str
@@ -136,6 +145,7 @@ class Lane:
     mark: Mark | None = None
     tip: Mark | None = None
     examined: Timestamp = ORIGIN
+    passed: Position = START
     fresh: bool = False
     ignored: frozenset[str] = frozenset()
     in_flight: deque[_InFlight] = field(default_factory=deque)
@@ -144,7 +154,12 @@ class Lane:
 
     @property
     def position(self) -> Position:
-        return self.tip.position if self.tip else START
+        return self.tip.position if self.tip else self.passed
+
+    @property
+    def done(self) -> tuple[Timestamp, Position]:
+        """Say what this target will never ask for again."""
+        return (self.mark.frontier, self.mark.position) if self.mark else (self.examined, self.passed)
 
     def open(self, identity: Identity) -> None:
         """Load the target, check that it may be resumed, claim it, and publish what was staged."""
@@ -193,15 +208,16 @@ class Lane:
         splits = self.source.splits(self.route.table, epoch, self.position)
         if self.tip is None:
             if not splits:
-                self.examined = upper
+                self.examined, self.passed = upper, self.source.reached(epoch, self.passed, ())
                 return None
             self.schema = self.route.sink.prepare(self.route.job.infer(epoch, splits))
             if self._claim(identity).frontier != epoch.lower:
                 # Somebody else made the table meanwhile, and this pipeline's mark is in it.
                 return self.write(upper, identity)
+        failpoint("write.before")
         files, reports = self._write_files(epoch, splits)
-        position = self.source.reached(epoch, self.position, reports)
         failpoint("write.after")
+        position = self.source.reached(epoch, self.position, reports)
         self.examined = upper
         if not files and not self._due(epoch):
             return None
@@ -272,10 +288,15 @@ class Lane:
             timings["publish"] = time.perf_counter() - begun
 
     def collect(self, *, block: bool) -> None:
-        """Take note of epochs that were published; raises what stopped one."""
+        """Take note of epochs that were published; raises what stopped one, which also stops those after it."""
         while self.in_flight and (block or self.in_flight[0].future.done()):
             flight = self.in_flight.popleft()
-            match flight.future.result():
+            try:
+                outcome = flight.future.result()
+            except IcefrontError:
+                self.in_flight.clear()
+                raise
+            match outcome:
                 case Published(snapshot=snapshot, mark=mark):
                     failpoint("note.before")
                     self.mark = mark
@@ -320,7 +341,7 @@ class Run:
         self,
         pipeline: str,
         source: Source,
-        discover: Callable[[], Sequence[Route]],
+        discover: Callable[[], Sequence[Route | Unroutable]],
         notes: Notes,
         minting: Minting,
         *,
@@ -347,6 +368,7 @@ class Run:
 
         self._lane = lane
         self._lanes: list[Lane] = []
+        self._unroutable: dict[str, IcefrontError] = {}
 
     def __call__(self) -> Result:
         with ThreadPoolExecutor(WRITERS, "write") as writers:
@@ -355,7 +377,7 @@ class Run:
             finally:
                 for lane in self._lanes:
                     lane.publisher.shutdown(cancel_futures=True)
-        errors = [lane.error for lane in self._lanes if lane.error]
+        errors = [lane.error for lane in self._lanes if lane.error] + list(self._unroutable.values())
         if errors:
             # Fenced comes first: a supervisor must see that code, and not restart.
             raise min(errors, key=lambda error: not isinstance(error, FencedOut))
@@ -367,7 +389,7 @@ class Run:
         deadline = time.monotonic() + self._options.seconds if self._options.seconds else None
         self._open_new(identity)
         flush = True  # the first epoch after a start catches up with all there is
-        while (live := self._live()) or not self._lanes:
+        while (live := self._live()) or not (self._lanes or self._unroutable):
             epochs: Sequence[Epoch] = ()
             if live:
                 with self._guarded(least := min(live, key=lambda lane: lane.examined)):
@@ -391,8 +413,12 @@ class Run:
     def _open_new(self, identity: Identity) -> bool:
         """Open lanes for routes that were not there before; say whether there were any."""
         known = {lane.route.sink.target for lane in self._lanes}
-        new = [self._lane(route) for route in self._discover() if route.sink.target not in known]
+        found = self._discover()
+        new = [self._lane(route) for route in found if isinstance(route, Route) and route.sink.target not in known]
         self._lanes += new
+        for lost in (route for route in found if isinstance(route, Unroutable) and route.target not in self._unroutable):
+            self._unroutable[lost.target] = lost.error
+            _warn(lost.target, lost.error)
         for lane in new:
             with self._guarded(lane):
                 lane.open(identity)
@@ -403,6 +429,7 @@ class Run:
 
     def _mint(self, live: Sequence[Lane], least: Lane, *, flush: bool) -> Sequence[Epoch]:
         """Observe the source from where the slowest target is, and mint what may be written now."""
+        failpoint("observe.before")
         observation = self._source.observe(least.position, sorted({lane.route.table for lane in live}))
         failpoint("observe.after")
         # A target at the origin takes the source from wherever it begins.
@@ -424,7 +451,7 @@ class Run:
             self._collect_one()
 
     def _collect(self, *, block: bool) -> None:
-        for lane in self._live():
+        for lane in self._lanes:  # those that stopped too: what they published before is noted
             with self._guarded(lane):
                 lane.collect(block=block)
         self._release()
@@ -438,14 +465,14 @@ class Run:
 
     def _release(self) -> None:
         """Tell the source what every target is past; a failed target holds it back."""
-        marks = [lane.mark for lane in self._lanes if lane.mark is not None]
-        if not marks or len(marks) < len(self._lanes):
+        if self._unroutable or not self._lanes:
             return
-        position = release_point(marks).position
-        if position != self._released:
+        frontier, position = release_point(lane.done for lane in self._lanes)
+        if frontier != ORIGIN and position != self._released:
             failpoint("release.before")
             self._source.release(position)
             self._released = position
+            log.debug("released", frontier=str(frontier))
             failpoint("release.after")
 
     @contextmanager
@@ -455,5 +482,9 @@ class Run:
             yield
         except IcefrontError as error:
             lane.error = error
-            # Raised again at the end of the run, with its trace.
-            log.warning("target stopped", target=lane.route.sink.target, error=error.fact)
+            _warn(lane.route.sink.target, error)
+
+
+def _warn(target: str, error: IcefrontError) -> None:
+    """Say at once what is raised, with its trace, at the end of the run."""
+    log.warning("target stopped", target=target, error=error.fact)

@@ -421,4 +421,5 @@ def test_an_empty_note_does_not_go_round_in_circles() -> None:
 
 
 def test_the_source_is_released_at_the_least_frontier() -> None:
-    assert release_point([mark(9), mark(5), mark(7)]) == mark(5)
+    marks = [mark(9), mark(5), mark(7)]
+    assert release_point((m.frontier, m.position) for m in marks) == (mark(5).frontier, mark(5).position)

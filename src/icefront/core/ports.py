@@ -110,8 +110,13 @@ class Source(Protocol):
         """Plan the reading of an epoch; none means that it has no changes."""
         ...
 
-    def reader(self, table: str, keys: Sequence[str], ignored: Collection[str] = ()) -> Reader:
-        """Make a reader for workers. `ignored` columns are left out without a wish for them."""
+    def reader(
+        self, table: str, keys: Sequence[str], ignored: Collection[str] = (), renames: Mapping[str, str] | None = None
+    ) -> Reader:
+        """Make a reader for workers. `ignored` columns are left out without a wish for them.
+
+        `renames` maps a column's name to the one it had before, by which older changes call it.
+        """
         ...
 
     def sample(self, table: str) -> Collection[str]:

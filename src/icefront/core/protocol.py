@@ -21,7 +21,7 @@ from uuid import UUID
 from icefront.core.epochs import Epoch, origin_id
 from icefront.core.errors import CommitUncertain, FrontierGap, NotOurs, Overcompacted, RolledBack, SourceChanged
 from icefront.core.files import Staged
-from icefront.core.marks import START, Identity, Mark, Writer
+from icefront.core.marks import START, Identity, Mark, Position, Writer
 from icefront.core.timestamps import ORIGIN, Timestamp
 
 
@@ -377,6 +377,6 @@ def recoverable(mark: Mark, notes: Iterable[Staged], settings: str) -> tuple[Sta
     return tuple(chain)
 
 
-def release_point(marks: Iterable[Mark]) -> Mark:
-    """Return the mark with the least frontier: what every target is past may be released."""
-    return min(marks, key=lambda mark: mark.frontier)
+def release_point(done: Iterable[tuple[Timestamp, Position]]) -> tuple[Timestamp, Position]:
+    """Return the least frontier and its position: what every target is past may be released."""
+    return min(done, key=lambda reached: reached[0])

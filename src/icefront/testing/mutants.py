@@ -18,7 +18,7 @@ from icefront.core import protocol
 from icefront.core.epochs import Cut, Epoch, Minting, epoch_id, mint
 from icefront.core.errors import FrontierGap, IcefrontError
 from icefront.core.files import ClosedFile, Staged
-from icefront.core.marks import Identity, Mark, Writer
+from icefront.core.marks import Identity, Mark, Position, Writer
 from icefront.core.protocol import (
     AlreadyPublished,
     Ancestor,
@@ -334,8 +334,8 @@ def _staged_is_enough(published: Iterable[Mark], staged: Iterable[Mark]) -> Iter
     return staged or published
 
 
-def _greatest(marks: Iterable[Mark]) -> Mark:
-    return max(marks, key=lambda mark: mark.frontier)
+def _greatest(done: Iterable[tuple[Timestamp, Position]]) -> tuple[Timestamp, Position]:
+    return max(done, key=lambda reached: reached[0])
 
 
 MUTANTS = (

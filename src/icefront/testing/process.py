@@ -192,7 +192,8 @@ class Process:
         """Release the source at what every target is past; while one of them is unknown, not at all."""
         known = list(marks)
         if len(known) == len(self.world.tables):
-            low, reached = coordinates(self.world.rules.release_point(known).position)
+            _, position = self.world.rules.release_point((mark.frontier, mark.position) for mark in known)
+            low, reached = coordinates(position)
             if reached > self.world.feed.released:
                 yield Act("release", partial(self.world.feed.release, low, reached))
 

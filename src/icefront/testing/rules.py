@@ -14,7 +14,7 @@ from icefront.core import protocol
 from icefront.core.epochs import Cut, Epoch, Minting, mint
 from icefront.core.errors import FrontierGap
 from icefront.core.files import ClosedFile, Staged
-from icefront.core.marks import Identity, Mark
+from icefront.core.marks import Identity, Mark, Position
 from icefront.core.protocol import Answer, Claim, Head, Outcome, Publication, Request
 from icefront.core.timestamps import Timestamp
 from icefront.testing.memory import Change, MemoryTable
@@ -142,7 +142,7 @@ class Rules:
     publishing: Publishing = protocol.publishing
     check_resume: Callable[[Mark, Identity, Timestamp], None] = protocol.check_resume
     recoverable: Callable[[Mark, Iterable[Staged], str], tuple[Staged, ...]] = protocol.recoverable
-    release_point: Callable[[Iterable[Mark]], Mark] = protocol.release_point
+    release_point: Callable[[Iterable[tuple[Timestamp, Position]]], tuple[Timestamp, Position]] = protocol.release_point
     # around it
     look: Callable[[MemoryTable], Head] = look
     apply: Callable[[MemoryTable, Claim | Publication, Callable[[Head, Claim | Publication], Mark]], int] = apply
