@@ -265,8 +265,15 @@ def test_row_groups_follow_the_tables_limits(tmp_path):
     assert [data.records, len(data.split_offsets)] == [100, 4]
     (small,) = written(layout(tmp_path / "b", write_parquet_row__group__size__bytes="500"), table, fresh=True)
     assert len(small.split_offsets) > 2
-    starts = [pq.read_metadata(data.path[7:]).row_group(i).column(0).dictionary_page_offset for i in range(4)]
+    starts = [pq.read_metadata(data.path[7:]).row_group(i).column(0).data_page_offset for i in range(4)]
     assert list(data.split_offsets) == starts
+
+
+def test_only_values_that_repeat_get_a_dictionary(tmp_path):
+    data, deletes = written(layout(tmp_path), orders(*((i, 2, "a", 1) for i in range(100))))
+    columns = {c.path_in_schema: c for c in (pq.read_metadata(data.path[7:]).row_group(0).column(i) for i in range(3))}
+    assert {path: column.has_dictionary_page for path, column in columns.items()} == {"id": False, "day": True, "note": True}
+    assert not pq.read_metadata(deletes.path[7:]).row_group(0).column(0).has_dictionary_page
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from icefront.core.errors import ConfigError, Stopped
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.ports import LOGICAL, OP, WALL
 from icefront.core.timestamps import Timestamp
+from icefront.kernels.codes import plain
 from icefront.kernels.metrics import Plan, measure, plan
 from icefront.kernels.net import check_keys
 from icefront.kernels.partitions import Partition, Partitioner
@@ -40,6 +41,7 @@ from icefront.kernels.partitions import Partition, Partitioner
 MIB = 1024 * 1024
 MAX_OPEN = 100
 MAX_GATHERED = 256 * MIB
+SAMPLE = 32 * 1024
 _CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 
 
@@ -268,6 +270,14 @@ class _Task:
         return self._places.new_data_location(name, cast("PartitionKey", partition) if partition.path else None)
 
 
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Say whether a dictionary is worth it. Of values that hardly repeat it costs twice the time and makes files larger."""
+    if pa.types.is_nested(column.type):
+        return True
+    sample = plain(column.slice(0, SAMPLE))
+    return 2 * int(pc.count_distinct(sample, mode="all").as_py()) <= len(sample)
+
+
 class _Files:
     """The growing files of one kind, one per partition."""
 
@@ -343,16 +353,19 @@ class _Growing:
         """Write what is gathered as a row group."""
         if not self._rows:
             return
-        writer = self._writer or self._open()
         group = pa.concat_tables(self._tables)
+        writer = self._writer or self._open(group)
         writer.write_table(group, row_group_size=self._shape.format.group_rows)
         self._count_nans(group)
         self._tables, self._rows, self.gathered = [], 0, 0
 
-    def _open(self) -> pq.ParquetWriter:
+    def _open(self, first: pa.Table) -> pq.ParquetWriter:
         self._path = self._task.new_path(self._shape.kind, self._partition)
         self._stream = self._task.io.new_output(self._path).create(overwrite=False)
-        self._writer = pq.ParquetWriter(cast("Any", self._stream), self._shape.arrow, **self._shape.format.options)
+        repeating = [path for path in self._shape.plan if path not in first.column_names or _repeats(first[path])]
+        self._writer = pq.ParquetWriter(
+            cast("Any", self._stream), self._shape.arrow, use_dictionary=repeating, **self._shape.format.options
+        )
         return self._writer
 
     def _count_nans(self, group: pa.Table) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 
 from icefront.core.marks import canonical
 from icefront.core.ports import Split
@@ -32,35 +33,37 @@ class Part:
 
 
 def plan(table: str, files: Sequence[FeedFile], split_bytes: int, parallelism: int) -> tuple[Split, ...]:
-    """Cut files, in their order, into splits of about equal text."""
+    """Cut files, in their order, into splits of equal text; a compressed file stays whole."""
     total = sum(f.text_bytes for f in files)
-    wanted = min(split_bytes, max(SMALLEST, -(-total // max(1, parallelism))))
-    splits: list[Split] = []
-    parts: list[Part] = []
-    held = 0
-    for part in _parts(files, wanted):
-        if parts and held + part.text_bytes > wanted:
-            splits.append(_split(len(splits), table, parts))
-            parts, held = [], 0
-        parts.append(part)
-        held += part.text_bytes
-    if parts:
-        splits.append(_split(len(splits), table, parts))
-    return tuple(splits)
-
-
-def _parts(files: Sequence[FeedFile], wanted: int) -> Iterator[Part]:
+    step = max(1, -(-total // _count(total, split_bytes, max(1, parallelism))))
+    splits: dict[int, list[Part]] = {}
+    at = 0
     # A key's changes at one timestamp are ordered by schema version first: the later version knows more columns.
-    ranks = {
-        f.path: i for i, f in enumerate(sorted(files, key=lambda f: (f.schema_id, f.timestamp.wall, f.timestamp.logical, f.path)))
-    }
+    ranked = sorted(files, key=lambda f: (f.schema_id, f.timestamp.wall, f.timestamp.logical, f.path))
+    ranks = {f.path: rank for rank, f in enumerate(ranked)}
     for file in files:
-        pieces = 1 if file.codec else max(1, -(-file.size // wanted))
-        step = -(-file.size // pieces)
-        for i in range(pieces):
-            end = None if i == pieces - 1 else (i + 1) * step
-            size = file.text_bytes if pieces == 1 else min(step, file.size - i * step)
-            yield Part(file.path, file.codec, ranks[file.path], i * step, end, size)
+        for number, part in _parts(file, ranks[file.path], at, step):
+            splits.setdefault(number, []).append(part)
+        at += file.text_bytes
+    return tuple(_split(number, table, splits[key]) for number, key in enumerate(sorted(splits)))
+
+
+def _count(total: int, split_bytes: int, parallelism: int) -> int:
+    """Say how many splits to make: as many as there are slots, if they get enough to do, or a multiple of that."""
+    if total <= split_bytes * parallelism:
+        return max(1, -(-total // split_bytes), min(parallelism, total // SMALLEST))
+    return -(-total // (split_bytes * parallelism)) * parallelism
+
+
+def _parts(file: FeedFile, rank: int, at: int, step: int) -> Iterator[tuple[int, Part]]:
+    """Cut a file that begins at `at` in the epoch's text where splits of `step` meet; say which split gets which part."""
+    if file.codec or not file.size:
+        yield (at + file.text_bytes // 2) // step, Part(file.path, file.codec, rank, 0, None, file.text_bytes)
+        return
+    cuts = [0, *range(step - at % step, file.size, step), file.size]
+    for begin, end in pairwise(cuts):
+        last = end == file.size
+        yield (at + begin) // step, Part(file.path, "", rank, begin, None if last else end, end - begin)
 
 
 def _split(number: int, table: str, parts: Sequence[Part]) -> Split:

@@ -1,14 +1,16 @@
 """The parent of Spark's Python workers, made quick to fork from.
 
-Spark starts one daemon and forks a worker per task slot. Two things cost every task dearly:
-workers drop and rebuild their import caches at each task (`zipimporter.invalidate_caches`), and
-each imports Arrow, polars and PyIceberg anew. Here the caches stay and the imports happen once,
-before the first fork.
+Spark starts one daemon and forks a worker per task slot. Three things cost every task dearly:
+workers drop and rebuild their import caches at each task (`zipimporter.invalidate_caches`), each
+imports Arrow, polars and PyIceberg anew, and after each task all objects are searched for garbage,
+those of the imports too. Here the caches stay, the imports happen once, before the first fork, and
+what they made is exempt from the search.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import zipimport
 
 from pyspark import daemon
@@ -25,4 +27,5 @@ def preload() -> None:
 if __name__ == "__main__":
     setattr(zipimport.zipimporter, "invalidate_caches", lambda _self: None)  # noqa: B010 — typed as a method
     preload()
+    gc.freeze()
     daemon.manager()

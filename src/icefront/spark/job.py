@@ -25,20 +25,22 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
 from pyspark.errors import PySparkException
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import IcefrontError, Stopped
 from icefront.core.files import ClosedFile, deduplicate
 from icefront.core.ports import EpochWriter, Reader, Report, Split
 from icefront.kernels.net import from_blob, net, partition_by_key, to_blob
-from icefront.spark.session import ship_package
+from icefront.spark.session import for_jobs, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_BYTES = 64 * 1024 * 1024
-_RESULT = "kind string, payload binary"
-_BLOBS = "bucket int, kind string, payload binary"
+# As types: Spark would ask the JVM to parse text, for every epoch.
+_RESULT = StructType([StructField("kind", StringType()), StructField("payload", BinaryType())])
+_BLOBS = StructType([StructField("bucket", IntegerType()), *_RESULT.fields])
 _RESULT_ARROW = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 _BLOBS_ARROW = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
 _FILE, _REPORT, _ERROR, _CHANGES = "file", "report", "error", "changes"
@@ -74,7 +76,7 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
     # Two changes of one key in one snapshot would both be visible: several tasks must exchange by key.
     alone = work.upsert and work.distribution == "none"
     exchange = work.upsert and not alone and (len(splits) > 1 or work.distribution == "hash")
-    items = spark.range(0, 1 if alone else len(splits), 1, 1 if alone else len(splits))
+    items = for_jobs(spark).range(0, 1 if alone else len(splits), 1, 1 if alone else len(splits))
     if exchange:
         buckets = max(2, -(-sum(s.bytes for s in splits) // PARTITION_BYTES))
         blobs = items.mapInArrow(_on_items([(split,) for split in splits], _BlobStage(work, buckets)), _BLOBS)
@@ -88,7 +90,7 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
 def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Sequence[Split]) -> tuple[Report, ...]:
     """Ask every split which columns a table made for it would have."""
     ship_package(spark)
-    items = spark.range(0, len(splits), 1, max(1, len(splits)))
+    items = for_jobs(spark).range(0, len(splits), 1, max(1, len(splits)))
     rows = items.mapInArrow(_on_items([(split,) for split in splits], _InferStage(reader, epoch)), _RESULT)
     return _collect(_run(rows), len(splits)).reports
 

@@ -57,6 +57,20 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
     return spark
 
 
+def for_jobs(spark: SparkSession) -> SparkSession:
+    """Return a session of our own on the same context: our jobs are planned our way, the user's are left alone.
+
+    An epoch's stages are known beforehand, so planning them again between stages (adaptive execution) only costs time.
+    """
+    context = spark.sparkContext
+    if getattr(context, "_icefront_jobs", None) is None:
+        own = spark.newSession()
+        own.conf.set("spark.sql.adaptive.enabled", "false")
+        context._icefront_jobs = own  # noqa: SLF001 — remembers it for exactly as long as the context lives
+    jobs: SparkSession = context._icefront_jobs  # noqa: SLF001
+    return jobs
+
+
 def ship_package(spark: SparkSession) -> None:
     """Send Icefront itself to executors, whose Python may not have it."""
     context = spark.sparkContext
