@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import ConfigError, FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
+from icefront.core.errors import ConfigError, FencedOut, FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
 from icefront.core.files import FileKind, Staged
 from icefront.core.marks import Identity, Mark, Position
 from icefront.core.ports import Wish
@@ -359,7 +359,7 @@ def test_a_schema_change_that_loses_to_another_commit_is_planned_and_tried_again
     struck: list[str] = []
 
     def come_between(name: str) -> None:
-        if name == "schema.before-commit" and not struck:
+        if name == "schema.before" and not struck:
             struck.append(name)
             spark.sql(f"INSERT INTO {table} VALUES (1, 'between')")
 
@@ -367,3 +367,20 @@ def test_a_schema_change_that_loses_to_another_commit_is_planned_and_tried_again
     assert sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
     assert struck
     assert state(spark, table) == {1: "between"}
+
+
+def test_partitioning_by_a_column_that_is_not_there_is_a_clear_error(spark: Any, table: str) -> None:
+    with pytest.raises(ConfigError, match=r"partitioned by day\(born\), but has no such column; it has id, v"):
+        make(spark, table, partition_by=(PartitionField("day", "born"),))
+    claim(make(spark, table))
+    with pytest.raises(ConfigError, match=r"partitioned by born, but has no such column"):
+        claim(make(spark, table, partition_by=(PartitionField("identity", "born"),)))
+
+
+def test_a_writer_that_was_overtaken_does_not_change_the_schema(spark: Any, table: str) -> None:
+    zombie = make(spark, table)
+    claim(zombie)
+    claim(make(spark, table))
+    with pytest.raises(FencedOut, match="is owned by writer"):
+        zombie.prepare([Wish("late", "string", "feed:1")])
+    assert "late" not in zombie.prepare(()).column_names

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType, NestedField
 
 from icefront.core.errors import ConfigError, SchemaRefused
 from icefront.core.ports import Wish
+from icefront.formats.infer import unite
 from icefront.iceberg.types import parse_type
 
 
@@ -117,21 +118,6 @@ def _wider(known: Change | None, change: Change) -> Change:
     if isinstance(known, Widen) and isinstance(change, Widen) and can_widen(change.type, known.type):
         return known
     return change
-
-
-def unite(wishes: Sequence[Wish]) -> list[Wish]:
-    """Make one wish per column of what several splits inferred."""
-    united: dict[str, Wish] = {}
-    for wish in wishes:
-        known = united.setdefault(wish.column, wish)
-        if known.type != wish.type:
-            united[wish.column] = replace(known, type=_joined(known.type, wish.type))
-    return list(united.values())
-
-
-def _joined(one: str, other: str) -> str:
-    """Name the inferred type that holds both: JSON text holds anything."""
-    return "double" if {one, other} == {"long", "double"} else "string"
 
 
 def new_schema(columns: Mapping[str, str], keys: Sequence[str]) -> Schema:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
 
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
@@ -24,7 +28,12 @@ from icefront.iceberg import summary
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = structlog.get_logger(__name__)
+
 JavaObject = Any
+# PySpark turns some Java exceptions into Python ones of its own.
+JAVA_ERRORS = (Py4JError, CapturedException)
+REBASES = 4
 
 
 class LazyHead(Head):
@@ -33,13 +42,15 @@ class LazyHead(Head):
     With a thousand snapshots a full walk through py4j would cost a second at every publish.
     """
 
-    __slots__ = ("_metadata", "_walked")
+    __slots__ = ("_gateway", "_metadata", "_walked")
+    _gateway: Gateway
     _metadata: JavaObject
     _walked: list[tuple[JavaObject, Ancestor]]
 
-    def __init__(self, metadata: JavaObject, pipeline: str) -> None:
+    def __init__(self, gateway: Gateway, metadata: JavaObject, pipeline: str) -> None:
         text = metadata.properties().get(summary.mark_property(pipeline))
         object.__setattr__(self, "mark", Mark.from_json(text) if text else None)
+        object.__setattr__(self, "_gateway", gateway)
         object.__setattr__(self, "_metadata", metadata)
         object.__setattr__(self, "_walked", [])
 
@@ -59,7 +70,8 @@ class LazyHead(Head):
     def elsewhere(self) -> frozenset[UUID]:
         mine = {ancestor.snapshot for ancestor in self.ancestors}
         found = set()
-        for snapshot in self._metadata.snapshots():
+        snapshots = self._metadata.snapshots()
+        for snapshot in (snapshots.get(i) for i in range(snapshots.size())):
             text = snapshot.summary().get(summary.EPOCH_ID)
             if text and snapshot.snapshotId() not in mine:
                 found.add(UUID(text))
@@ -73,58 +85,57 @@ class LazyHead(Head):
         else:
             snapshot = self._metadata.currentSnapshot()
         while snapshot is not None:
-            step = (snapshot, read_ancestor(snapshot))
+            step = (snapshot, summary.ancestor(snapshot.snapshotId(), self._gateway.read(snapshot.summary())))
             self._walked.append(step)
             yield step
             parent = snapshot.parentId()
             snapshot = self._metadata.snapshot(parent) if parent is not None else None
 
 
-def read_ancestor(snapshot: JavaObject) -> Ancestor:
-    """Read what the protocol cares about, in as few py4j calls as a foreign snapshot needs."""
-    return summary.ancestor(snapshot.snapshotId(), _SummaryView(snapshot.summary()))
+@dataclass(frozen=True, slots=True)
+class Unanswered(NotLanded):
+    """The catalog was not reached, was away or refused us: what to do about that is known."""
+
+    next_step: str
 
 
-class _SummaryView(dict[str, str]):
-    """A Java map of strings, asked key by key: copying all of it costs a call per entry."""
-
-    def __init__(self, entries: JavaObject) -> None:
-        super().__init__()
-        self._entries = entries
-
-    def __contains__(self, key: object) -> bool:
-        return self._entries.get(key) is not None
-
-    def __getitem__(self, key: str) -> str:
-        value: str | None = self._entries.get(key)
-        if value is None:
-            raise KeyError(key)
-        return value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._entries.get(key)
-        return default if value is None else value
+def _unconfirmed(error: Exception) -> NotLanded:
+    failed = translate(error)
+    return Unanswered(failed.fact, failed.next_step) if isinstance(failed, ConnectionFailed) else NotLanded(said(error))
 
 
 class _Fence:
-    """Called by Iceberg in every commit attempt, with the branch's ancestry.
+    """Called by Iceberg when a change is put together, once in every attempt: checks what it is to be committed onto.
 
     It raises to refuse. Returning false would become a ValidationException, after which Iceberg
     cleans up the attempt, even when that very attempt had landed and only its answer was lost.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[JavaObject], None]) -> None:
         self._check = check
+        self.onto: JavaObject = None
         self.error: Exception | None = None
 
     def validate(self, _snapshots: JavaObject) -> bool:
         try:
-            self._check()
+            self._check(self.onto)
         except Exception as error:
             self.error = error
             raise
         self.error = None
         return True
+
+    def judge(self, error: Exception) -> NotLanded:
+        """Say why an attempt failed; what stops the pipeline is raised as what it was before it went through Java."""
+        match self.error:
+            case None:
+                return _unconfirmed(error)
+            case Refusal():
+                return NotLanded(str(self.error))
+            case Py4JError() | CapturedException():
+                return _unconfirmed(self.error)
+            case _:
+                raise self.error from error
 
     def errorMessage(self) -> str:  # noqa: N802 — Java's name
         return "refused by the fence"
@@ -163,7 +174,11 @@ class Gateway:
     def catalog(self, name: str) -> JavaObject:
         # Spark looks catalogs up through the thread's own session, and a new thread has none.
         self.sessions.setActiveSession(self.session)
-        return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
+        try:
+            return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
+        except Stopped as error:
+            what = error.fact.removeprefix("the catalog said: ")
+            raise ConfigError(f"catalog {name} cannot be opened: {what}", f"check catalogs.{name} in icefront.yaml") from error
 
     def load(self, name: str) -> JavaTable | None:
         """Load a table by its full name; None when it does not exist."""
@@ -171,8 +186,8 @@ class Gateway:
         try:
             table = catalog.loadTable(identifier)
             table.refresh()
-        except Py4JJavaError as error:
-            if java_class(error).endswith(("NoSuchTableException", "NoSuchNamespaceException", "NotFoundException")):
+        except JAVA_ERRORS as error:
+            if java_class(error).endswith(("NoSuchTableException", "NoSuchNamespaceException")):
                 return None
             raise translate(error) from error
         return JavaTable(self, name, table)
@@ -197,6 +212,7 @@ class Gateway:
         builder = catalog.buildTable(identifier, self.schema_parser.fromJson(schema_json)).withProperties(
             self.string_map(properties)
         )
+        failed: IcefrontError | None = None
         try:
             transaction = builder.createTransaction()
             if partition is not None:
@@ -204,13 +220,12 @@ class Gateway:
                 partition(update)
                 update.commit()
             transaction.commitTransaction()
-        except Py4JJavaError as error:
-            # Two drivers may create it at once: whoever comes second takes what is there.
-            if not java_class(error).endswith("AlreadyExistsException"):
-                raise translate(error) from error
+        except JAVA_ERRORS as error:
+            # Look all the same: another driver may have made it meanwhile, or we did and the answer was lost.
+            failed = translate(error)
         table = self.load(name)
         if table is None:
-            raise Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
+            raise failed or Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
         return table
 
     def _create_namespace(self, namespace: str) -> None:
@@ -218,9 +233,16 @@ class Gateway:
         statement = f"CREATE NAMESPACE IF NOT EXISTS {namespace}"
         try:
             self.spark.sql(statement)
-        except Py4JJavaError:
+        except JAVA_ERRORS:
             # Another target or driver may have made it in the same moment: then it is there now.
             call(lambda: self.spark.sql(statement))
+
+    def read(self, value: JavaObject) -> Any:
+        """Copy a Java collection of plain values in one call.
+
+        Walking it costs a call per entry, and its end 25 ms: there PySpark turns a Java exception into a Python one.
+        """
+        return json.loads(self.mapper.writeValueAsString(value))
 
     def string_map(self, values: Mapping[str, str]) -> JavaObject:
         jvm = self.spark._jvm  # noqa: SLF001
@@ -244,10 +266,10 @@ class JavaTable:
         """Read the table's current state; a table dropped or recreated meanwhile is `Replaced`."""
         try:
             self.table.refresh()
-        except Py4JJavaError as error:
+        except JAVA_ERRORS as error:
             if java_class(error).endswith("NoSuchTableException"):
                 raise Replaced(f"table {self.name} is gone", "restore it, or start with a new table") from error
-            if "UUID does not match" in str(error.java_exception.getMessage()):
+            if "UUID does not match" in said(error):
                 raise self._recreated("another") from error
             raise translate(error) from error
         self.metadata()
@@ -270,7 +292,7 @@ class JavaTable:
         )
 
     def head(self, pipeline: str) -> LazyHead:
-        return LazyHead(self.metadata(), pipeline)
+        return LazyHead(self.gateway, self.metadata(), pipeline)
 
     def schema_json(self) -> str:
         text: str = self.gateway.schema_parser.toJson(self.table.schema())
@@ -278,15 +300,16 @@ class JavaTable:
 
     def specs_json(self) -> dict[int, str]:
         specs = self.table.specs()
-        return {int(i): self.gateway.spec_parser.toJson(specs.get(i)) for i in specs.keySet()}
+        return {i: self.gateway.spec_parser.toJson(specs.get(i)) for i in self.gateway.read(specs.keySet())}
 
     def properties(self) -> dict[str, str]:
-        return dict(self.table.properties())
+        properties: dict[str, str] = self.gateway.read(self.table.properties())
+        return properties
 
     def io_properties(self) -> dict[str, str]:
         """Return what the table's own FileIO was given: endpoints, and credentials that the catalog vends."""
         kept = ("s3.", "gcs.", "adls.", "hdfs.", "client.")
-        return {k: v for k, v in dict(self.table.io().properties()).items() if k.startswith(kept)}
+        return {k: v for k, v in self.gateway.read(self.table.io().properties()).items() if k.startswith(kept)}
 
     def commits(self, commit: Callable[[], object]) -> bool:
         """Commit a change of metadata; False when somebody else's commit came between or the answer was lost.
@@ -295,12 +318,13 @@ class JavaTable:
         """
         try:
             commit()
-        except Py4JJavaError as error:
-            if not java_class(error).endswith(("CommitFailedException", "CommitStateUnknownException")):
-                raise translate(error) from error
+        except JAVA_ERRORS as error:
+            if java_class(error).endswith("CommitFailedException"):
+                return False
+            if not isinstance(failed := translate(error), ConnectionFailed):
+                raise failed from error
+            log.warning("the catalog did not confirm a change; looking", table=self.name, error=failed.fact)
             return False
-        finally:
-            self.refresh()
         return True
 
     def commit_fenced(
@@ -313,31 +337,42 @@ class JavaTable:
         check: Callable[[Head], None],
         before_commit: Callable[[], None] = lambda: None,
     ) -> Landed | NotLanded:
-        """Commit files, summary and mark in one transaction, under a fence evaluated in each attempt."""
-        transaction: JavaObject = None
-        # The transaction's own view is exactly what is being committed onto; nobody else's refresh moves it.
-        fence = _Fence(lambda: check(LazyHead(self._mine(transaction.table().operations().current()), pipeline)))
-        try:
-            transaction = self.table.newTransaction()
-            update = self._snapshot_update(transaction, files)
-            update.validateWith(fence)
-            for key, value in entries.items():
-                update.set(key, value)
-            update.commit()
-            remembered = transaction.updateProperties().set(summary.mark_property(pipeline), mark.to_json())
-            for key, value in properties.items():
-                remembered.set(key, value)
-            remembered.commit()
-            before_commit()
-            transaction.commitTransaction()
-        except Py4JError as error:
-            if fence.error is not None and not isinstance(fence.error, Refusal):
-                raise fence.error from error
-            return NotLanded(_short(error) if fence.error is None else str(fence.error))
-        try:
-            return self._find(pipeline, mark)
-        except Py4JError as error:
-            return NotLanded(_short(error))
+        """Commit files, summary and mark in one step, under a fence evaluated in each attempt.
+
+        The step is the catalog's own compare-and-swap. Iceberg's `commitTransaction` around it would clean up after a refusal,
+        also when the commit had landed and only a repetition of its request was refused: the table could not be read any more.
+        """
+        remembered = {**properties, summary.mark_property(pipeline): mark.to_json()}
+        fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
+        answer: Landed | NotLanded = NotLanded("nothing was tried")
+        for _ in range(1 + REBASES):
+            try:
+                transaction = self._change(fence, files, entries, remembered)
+                before_commit()
+                transaction.underlyingOps().commit(transaction.startMetadata(), transaction.currentMetadata())
+                return self._find(pipeline, mark)
+            except JAVA_ERRORS as error:
+                answer = fence.judge(error)
+                if not java_class(error).endswith("CommitFailedException"):
+                    break
+        return answer
+
+    def _change(
+        self, fence: _Fence, files: Sequence[ClosedFile], entries: Mapping[str, str], properties: Mapping[str, str]
+    ) -> JavaObject:
+        """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
+        transaction = self.table.newTransaction()
+        fence.onto = transaction.startMetadata()
+        update = self._snapshot_update(transaction, files)
+        update.validateWith(fence)
+        for key, value in entries.items():
+            update.set(key, value)
+        update.commit()
+        remembered = transaction.updateProperties()
+        for key, value in properties.items():
+            remembered.set(key, value)
+        remembered.commit()
+        return transaction
 
     def _find(self, pipeline: str, mark: Mark) -> Landed | NotLanded:
         """Find our snapshot: by now the table's newest may already be somebody else's."""
@@ -407,26 +442,77 @@ def call(action: Callable[[], Any]) -> Any:
     """Run a py4j call and say what a Java failure means."""
     try:
         return action()
-    except Py4JJavaError as error:
+    except JAVA_ERRORS as error:
         raise translate(error) from error
 
 
-def java_class(error: Py4JJavaError) -> str:
-    return str(error.java_exception.getClass().getName())
+def java_class(error: Exception) -> str:
+    """Name what was thrown in Java; PySpark's own exceptions are named after Java's."""
+    return str(error.java_exception.getClass().getName()) if isinstance(error, Py4JJavaError) else type(error).__name__
 
 
-def translate(error: Py4JJavaError) -> IcefrontError:
+def translate(error: Exception) -> IcefrontError:
     """Turn a Java failure outside a commit into ours; inside one, nothing is known from it."""
     name = java_class(error)
-    message = _short(error)
-    if name.endswith(("UncheckedIOException", "ServiceUnavailableException", "RESTException", "UncheckedSQLException")):
-        return ConnectionFailed(f"the catalog did not answer: {message}", "check that it runs and can be reached, then run again")
+    what = said(error)
+    if isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError):
+        return ConnectionFailed(f"Spark's JVM does not answer any more: {what}", "look into its log, then run again")
     if name.endswith(("NotAuthorizedException", "ForbiddenException")):
-        return ConnectionFailed(f"the catalog refused us: {message}", "check the catalog's credential")
-    return Stopped(f"the catalog said: {message}", "nothing was changed; see the message")
+        return ConnectionFailed(f"the catalog refused us: {what}", "check the catalog's credential, and what it may do")
+    if name.endswith("NoSuchWarehouseException"):
+        return ConfigError(f"the catalog has no such warehouse: {what}", "check the catalog's `warehouse` in icefront.yaml")
+    if "No space left on device" in what or "SQLITE_FULL" in what:
+        return ConnectionFailed(f"a disk is full: {what}", "make room on the disk, then run again")
+    if name.endswith(_NO_ANSWER):
+        step = next((step for sign, step in _STEPS.items() if sign in what), _STEPS[""])
+        return ConnectionFailed(f"the catalog did not answer: {what}", step)
+    if name.endswith(".NotFoundException"):
+        return Stopped(
+            f"a file that the catalog names is not there: {what}",
+            "restore it, or register the table from an older metadata file; if the table is to begin anew, drop it",
+        )
+    return Stopped(f"the catalog said: {what}", "nothing was changed; see the message")
 
 
-def _short(error: Py4JError) -> str:
-    if isinstance(error, Py4JJavaError):
-        return f"{java_class(error).rsplit('.', 1)[-1]}: {error.java_exception.getMessage()}"[:500]
-    return str(error)[:500]
+# Drivers quote the address that they were given.
+_PASSWORD = re.compile(r"(?<=:)[^/@:\s]+(?=@)|(?<=password=)[^&;\s]+", re.IGNORECASE)
+_NO_ANSWER = (
+    "CommitStateUnknownException",
+    "RESTException",
+    "RuntimeIOException",
+    "RuntimeMetaException",
+    "SdkClientException",
+    "ServiceFailureException",
+    "ServiceUnavailableException",
+    "UncheckedIOException",
+    "UncheckedSQLException",
+)
+# What to do, by what the innermost cause says; the last one always fits.
+_STEPS = {
+    "SQLITE_BUSY": "another program holds the catalog's database: end it, or wake it if it is paused, then run again",
+    "SQLITE_CANTOPEN": "check that the folder of the catalog's database is there and may be written, then run again",
+    "No suitable driver": "give Spark the database's JDBC driver: spark.jars under spark.conf in icefront.yaml",
+    "UnknownHostException": "check the host name in the catalog's `uri`, then run again",
+    "URISyntaxException": "correct the catalog's `uri`",
+    "SSL": "check whether the catalog's `uri` begins with http:// or https://, and its certificate",
+    "": "check that it runs and can be reached, then run again",
+}
+
+
+def said(error: Exception) -> str:
+    """Put a Java failure and its innermost cause into one line."""
+    if not isinstance(error, Py4JJavaError):
+        return f"{type(error).__name__}: {_line(str(error))}"
+    thrown = root = error.java_exception
+    while (cause := root.getCause()) is not None:
+        root = cause
+    outer, inner = _words(thrown), _words(root)
+    return outer if inner.partition(": ")[2] in outer else f"{outer}: {inner}"
+
+
+def _words(thrown: JavaObject) -> str:
+    return f"{thrown.getClass().getSimpleName()}: {_line(str(thrown.getMessage()))}"
+
+
+def _line(text: str) -> str:
+    return _PASSWORD.sub("***", text.strip().partition("\n")[0])[:300]

@@ -18,9 +18,9 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
+from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, FencedOut, NotOurs, SchemaRefused, Stopped
 from icefront.core.files import ClosedFile, Staged
-from icefront.core.marks import Identity, Mark, canonical
+from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
 from icefront.core.protocol import (
     Answer,
@@ -37,7 +37,7 @@ from icefront.core.protocol import (
     publishing,
 )
 from icefront.iceberg import evolution, summary
-from icefront.iceberg.java import Gateway, JavaObject, JavaTable
+from icefront.iceberg.java import Gateway, JavaObject, JavaTable, Unanswered
 from icefront.iceberg.partitions import PartitionField
 from icefront.kernels.net import check_keys
 from icefront.kernels.parquet import IcebergEpochWriter, TableLayout
@@ -80,6 +80,7 @@ class IcebergSink:
         self._wanted = wanted
         self._sleep = sleep
         self._table: JavaTable | None = None
+        self._writer: Writer | None = None
 
     @property
     def target(self) -> str:
@@ -113,20 +114,22 @@ class IcebergSink:
         schema = evolution.new_schema(columns, wanted.keys)
         properties = {"format-version": str(wanted.format_version), **wanted.write_properties, **wanted.properties}
         partition_by = wanted.partition_by or ()
+        self._check_partition_columns(schema.column_names)
+        failpoint("table.before")
         self._table = self._gateway.create(
             self.target, schema.model_dump_json(), properties, self._adder(partition_by) if partition_by else None
         )
-        failpoint("table.after-create")
+        failpoint("table.after")
         log.info("created table", table=self.target, columns=len(schema.fields))
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
         """Change the schema until no wish is left open; our own publishes may come between, and win."""
         table = self._live()
-        table.refresh()
         for _ in self._attempts("the schema"):
             changes = evolution.plan(self._schema(), wishes, self._wanted.policy)
             if not changes:
                 return
+            self._check_owner()
             # Renames first and by themselves: the rest is united by name.
             renames = [c for c in changes if isinstance(c, evolution.Rename)]
             update = table.table.updateSchema()
@@ -135,16 +138,26 @@ class IcebergSink:
             if not renames:
                 union = evolution.union_schema(self._schema(), changes)
                 update.unionByNameWith(self._gateway.schema_parser.fromJson(union.model_dump_json()))
-            failpoint("schema.before-commit")
+            failpoint("schema.before")
             if table.commits(update.commit):
-                failpoint("schema.after-commit")
+                failpoint("schema.after")
                 log.info("evolved schema", table=self.target, changes=[str(c) for c in renames or changes])
+
+    def _check_owner(self) -> None:
+        """Refuse a schema change by a writer that was overtaken; unlike in a publish, others may still come between."""
+        mark = self._live().head(self._wanted.pipeline).mark
+        if mark is not None and self._writer is not None and mark.writer != self._writer:
+            raise FencedOut(
+                f"{self.target} is owned by writer {mark.writer}; this run is {self._writer}",
+                "another run of this pipeline took over: let it work, and do not restart this one automatically",
+            )
 
     def _align_partitioning(self) -> None:
         """Give the table the declared partitioning, and an unpartitioned spec in its history."""
         table = self._live()
         wanted = self._wanted.partition_by
         fields = self._current_fields() if wanted is None else tuple(wanted)
+        self._check_partition_columns(self._schema().column_names)
         for _ in self._attempts("the partitioning"):
             if self._unpartitioned_spec() is not None and fields == self._current_fields():
                 return
@@ -159,16 +172,31 @@ class IcebergSink:
                 adder = transaction.updateSpec()
                 self._adder(fields)(adder)
                 adder.commit()
+            failpoint("partitioning.before")
             if table.commits(transaction.commitTransaction):
+                failpoint("partitioning.after")
                 log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
 
+    def _check_partition_columns(self, columns: Sequence[str]) -> None:
+        missing = [f for f in self._wanted.partition_by or () if f.column not in columns]
+        if missing:
+            raise ConfigError(
+                f"{self.target} is to be partitioned by {missing[0]}, but has no such column; it has {', '.join(columns)}",
+                "correct `partition_by`, or declare the column",
+            )
+
     def _attempts(self, what: str) -> Iterator[int]:
-        """Count attempts at a change that other commits may come before, with back-off."""
-        for attempt in range(2 * self._wanted.retries + 2):
+        """Count attempts at a change that other commits may come before, with back-off; each begins with what the table is now."""
+        attempts = 2 * self._wanted.retries + 2
+        for attempt in range(attempts):
             if attempt > 1:
                 self._back_off(attempt)
+            self._refresh()
             yield attempt
-        raise CommitUncertain(f"{what} of {self.target} could not be changed: others kept committing", "run it again")
+        raise CommitUncertain(
+            f"{what} of {self.target} could not be changed in {attempts} attempts: others kept committing, or nothing was confirmed",
+            "run it again",
+        )
 
     def _back_off(self, attempt: int) -> None:
         self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, 5.0))  # noqa: S311
@@ -270,8 +298,7 @@ class IcebergSink:
     def recall(self) -> Mark | None:
         if self._table is None:
             return None
-        self._table.refresh()
-        return self._table.head(self._wanted.pipeline).mark
+        return self._look().mark
 
     def is_empty(self) -> bool:
         """Say whether no snapshot on the branch ever added a file: only then deletes may be omitted."""
@@ -280,11 +307,12 @@ class IcebergSink:
 
     def claim(self, run: str, source: Identity, *, adopt: bool) -> Mark:
         wanted = self._wanted
-        self._live().refresh()
+        self._refresh()
         self._check_company()
         mark = self._converse(
             claiming(wanted.pipeline, wanted.table, run, source, adopt=adopt or wanted.shared, retries=wanted.retries)
         )
+        self._writer = mark.writer
         log.info("claimed", table=wanted.table, writer=str(mark.writer), frontier=str(mark.frontier))
         # Only now: a table that turns out not to be ours is left as it is.
         self._align_partitioning()
@@ -310,6 +338,7 @@ class IcebergSink:
     def _converse(self, conversation: Generator[Request, Answer, T]) -> T:
         """Carry out what the protocol asks for, with back-off between attempts."""
         answer: Answer | None = None
+        reply: Landed | NotLanded | None = None
         sent = 0
         while True:
             try:
@@ -317,26 +346,31 @@ class IcebergSink:
             except StopIteration as done:
                 result: T = done.value
                 return result
+            except CommitUncertain as error:
+                if isinstance(reply, Unanswered):
+                    raise ConnectionFailed(error.fact, reply.next_step) from error
+                raise
             if isinstance(request, Send):
                 if sent:
                     self._back_off(sent)
                 sent += 1
-                answer = self._send(request)
+                answer = reply = self._send(request)
             else:
                 answer = self._look()
 
     def _look(self) -> Head:
+        self._refresh()
+        return self._live().head(self._wanted.pipeline)
+
+    def _refresh(self) -> None:
         """Read the table's state; a catalog that is away for a moment is asked again."""
         for attempt in range(self._wanted.retries):
             try:
-                self._live().refresh()
-                break
+                return self._live().refresh()
             except ConnectionFailed as error:
                 log.warning("the catalog did not answer; asking again", table=self.target, error=error.fact)
                 self._back_off(attempt + 1)
-        else:
-            self._live().refresh()
-        return self._live().head(self._wanted.pipeline)
+        return self._live().refresh()
 
     def _send(self, request: Send) -> Landed | NotLanded:
         intent = request.intent
@@ -349,7 +383,8 @@ class IcebergSink:
                 entries, step = summary.of_claim(mark), "claim"
                 properties = {SHARED: "true" if self._wanted.shared else "false"}
             case Publication(staged=staged):
-                entries, files, step = summary.of_epoch(mark, staged), staged.files, "publish"
+                entries, files = summary.of_epoch(mark, staged), staged.files
+                step = "publish" if files else "heartbeat"
 
         def check(head: Head) -> None:
             if isinstance(intent, Publication):
@@ -372,7 +407,7 @@ class IcebergSink:
     def _check_layout(self, staged: Staged) -> None:
         """Stop when what the files were written under is no longer valid where they would go."""
         metadata = self._live().metadata()
-        specs = {int(spec.specId()) for spec in metadata.specs()}
+        specs = set(map(int, self._gateway.read(metadata.specsById().keySet())))
         lost = {f.spec_id for f in staged.files} - specs
         if lost:
             raise Stopped(
