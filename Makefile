@@ -3,7 +3,7 @@ BIN := .venv/bin
 SCRIPTS := scripts/setup scripts/test scripts/check-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all bench docs clean lock
+.PHONY: help setup demo check test test-all bench prove docs clean lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-all: setup ## the test suite with its long forms
 
 bench: setup ## measure throughput and latency on this machine
 	@$(BIN)/python -m bench
+
+prove: setup ## random faults against real processes for MINUTES (3), with SEED to repeat: a table of what was survived
+	@$(BIN)/icefront prove $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 docs: setup ## check that every link in the documentation leads somewhere
 	@$(BIN)/python scripts/check-docs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,7 @@ from icefront.core.errors import ConfigError, IcefrontError
 from icefront.core.marks import START
 from icefront.pipeline import EpochPublished, Result, Run, RunOptions
 from icefront.settings import PipelineSettings, Target, load_pipeline, reveal
+from icefront.settings.secrets import masked
 from icefront.sources.changefeed import Changefeed
 from icefront.state.store import StateStore
 
@@ -92,19 +94,22 @@ class Pipeline:
                 tell=on_epoch or (lambda _: None),
                 stop=stop,
             )
-            return _noted(notes, self.settings.pipeline, run)
+            return _noted(notes, self.settings.pipeline, run, spark)
 
 
-def _noted(notes: StateStore, pipeline: str, run: Run) -> Result:
+def _noted(notes: StateStore, pipeline: str, run: Run, spark: SparkSession) -> Result:
     """Run, and leave a note of how it began and how it ended."""
+    from icefront.spark.session import living  # noqa: PLC0415 — Spark is an extra, and slow to import
+
     notes.run_started(pipeline, run.id)
     try:
-        result = run()
-    except IcefrontError as error:
-        notes.run_ended(run.id, type(error).__name__, error.fact)
-        raise
+        with living(spark):
+            result = run()
     except BaseException as error:
-        notes.run_ended(run.id, "unexpected", repr(error))
+        kind, what = (type(error).__name__, error.fact) if isinstance(error, IcefrontError) else ("unexpected", repr(error))
+        # How it ended decides what is done next; that it could not be noted does not.
+        with suppress(IcefrontError):
+            notes.run_ended(run.id, kind, masked(what))
         raise
     notes.run_ended(run.id, "done", epochs=result.epochs)
     return result

@@ -141,6 +141,8 @@ def _hold(sink: IcebergSink, spark: SparkSession, table: str, source: Identity, 
     known, recalled = _claims.get(name), sink.recall()
     if known is not None and recalled is not None:
         if recalled.writer != known.writer:
+            # Forgotten, so that a stream that is started again on purpose may claim.
+            del _claims[name]
             raise _fenced(table, query, known, recalled.writer)
         return _continued(recalled, source, table, batch, adopt=adopt)
     if recalled is not None:

@@ -39,7 +39,6 @@ class SparkJob:
     wanted: IcebergTarget
     table: str
     keys: tuple[str, ...]
-    sequence_by: str | None
     distribution: str
 
     def infer(self, epoch: Epoch, splits: Sequence[Split]) -> Sequence[Wish]:
@@ -50,7 +49,7 @@ class SparkJob:
         declared = {name for name, _ in self.wanted.columns}
         if declared and declared.issuperset(self.source.sample(self.table)):
             return ()
-        reader = self.source.reader(self.table, self.keys, (), self.wanted.policy.renames)
+        reader = self.source.reader(self.table, self.keys, declared, self.wanted.policy.renames)
         reports = infer_columns(self.spark, reader, epoch, splits)
         return unite(wish for report in reports for wish in report.wishes)
 
@@ -63,7 +62,7 @@ class SparkJob:
             epoch=epoch,
             schema=schema,
             keys=self.wanted.keys,
-            sequence_by=self.sequence_by,
+            sequence_by=self.wanted.sequence_by,
             upsert=self.wanted.mode == "upsert",
             distribution=self.distribution,
         )
@@ -78,28 +77,29 @@ class Routes:
         self._spark = spark
         self._settings = settings
         self._source = source
-        self._known: dict[str, Route | Unroutable] = {}
+        self._known: dict[str, Route] = {}
+        self._complete = False
 
     def __call__(self) -> Sequence[Route | Unroutable]:
-        if self._known and not any(is_pattern(name) for name in self._settings.tables):
-            return list(self._known.values())  # no other can appear, and looking for one costs a listing
+        if self._complete:
+            return list(self._known.values())
+        lost: list[Unroutable] = []
         for target in self._settings.targets_for(self._source.tables(START)):
             if target.name not in self._known:
-                self._known[target.name] = self._route_or_reason(target)
-        return list(self._known.values())
-
-    def _route_or_reason(self, target: Target) -> Route | Unroutable:
-        try:
-            return self._route(target)
-        except IcefrontError as error:
-            return Unroutable(target.name, error)
+                try:
+                    self._known[target.name] = self._route(target)
+                except IcefrontError as error:
+                    lost.append(Unroutable(target.name, error))
+        # Without patterns no other table can appear, and looking for one costs a listing.
+        self._complete = bool(self._known) and not lost and not any(is_pattern(name) for name in self._settings.tables)
+        return [*self._known.values(), *lost]
 
     def _route(self, target: Target) -> Route:
         keys = tuple(key_columns(self._settings, target, self._source.keys(target.source_table)))
         wanted = self._wanted(target, keys)
         sink = IcebergSink(self._spark, wanted)
         distribution = self._settings.write.distribution
-        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, target.sequence_column, distribution)
+        job = SparkJob(self._spark, self._source, sink, wanted, target.source_table, keys, distribution)
         return Route(target.source_table, sink, job)
 
     def _wanted(self, target: Target, keys: tuple[str, ...]) -> IcebergTarget:
@@ -125,5 +125,6 @@ class Routes:
             write_properties={"write.target-file-size-bytes": str(settings.write.target_file_size.bytes)},
             io_properties=catalog.pyiceberg_properties(target.sink.catalog),
             policy=evolution.Policy(policy.add_column, policy.widen_type, policy.rename_column, dict(policy.renames)),
+            sequence_by=target.sequence_column,
             retries=settings.commit.retries,
         )

@@ -13,6 +13,8 @@ from typing import Any, Literal, TextIO, cast
 
 import structlog
 
+from icefront.settings.secrets import masked
+
 Form = Literal["plain", "json"]
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 _COLORS = {"warning": "33", "error": "31", "critical": "31"}
@@ -44,7 +46,11 @@ class _Stderr:
 
 
 def _processors(form: Form) -> list[structlog.types.Processor]:
-    shared: list[structlog.types.Processor] = [structlog.contextvars.merge_contextvars, structlog.processors.add_log_level]
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        _without_secrets,
+    ]
     if form == "json":
         return [
             *shared,
@@ -53,6 +59,11 @@ def _processors(form: Form) -> list[structlog.types.Processor]:
             structlog.processors.JSONRenderer(default=str),
         ]
     return [*shared, structlog.processors.TimeStamper(fmt="%H:%M:%S"), structlog.processors.format_exc_info, _line]
+
+
+def _without_secrets(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Mask what came from `${…}`: libraries quote it in their messages."""
+    return {key: masked(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _line(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> str:

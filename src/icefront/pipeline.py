@@ -23,10 +23,10 @@ import structlog
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, Minting, epoch_id, mint
-from icefront.core.errors import FencedOut, IcefrontError, SchemaRefused
+from icefront.core.errors import ConnectionFailed, FencedOut, IcefrontError, SchemaRefused
 from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import START, Identity, Mark, Position
-from icefront.core.ports import Report, Sink, Source, Split, Wish
+from icefront.core.ports import Observation, Report, Sink, Source, Split, Wish
 from icefront.core.protocol import (
     FencedOff,
     Outcome,
@@ -43,6 +43,7 @@ from icefront.proof.failpoints import failpoint
 log = structlog.get_logger(__name__)
 
 SCHEMA_ROUNDS = 8
+OBSERVE_ATTEMPTS = 6
 WRITERS = 4
 
 
@@ -369,6 +370,7 @@ class Run:
         self._lane = lane
         self._lanes: list[Lane] = []
         self._unroutable: dict[str, IcefrontError] = {}
+        self._lost: IcefrontError | None = None
 
     def __call__(self) -> Result:
         with ThreadPoolExecutor(WRITERS, "write") as writers:
@@ -378,6 +380,7 @@ class Run:
                 for lane in self._lanes:
                     lane.publisher.shutdown(cancel_futures=True)
         errors = [lane.error for lane in self._lanes if lane.error] + list(self._unroutable.values())
+        errors += [self._lost] if self._lost else []
         if errors:
             # Fenced comes first: a supervisor must see that code, and not restart.
             raise min(errors, key=lambda error: not isinstance(error, FencedOut))
@@ -392,15 +395,14 @@ class Run:
         while (live := self._live()) or not (self._lanes or self._unroutable):
             epochs: Sequence[Epoch] = ()
             if live:
-                with self._guarded(least := min(live, key=lambda lane: lane.examined)):
-                    epochs = self._mint(live, least, flush=flush or self._options.until_caught_up)
+                epochs = self._mint(live, flush=flush or self._options.until_caught_up)
             flush = flush and not live
             for epoch in epochs:
                 self._advance(writers, epoch, identity)
-                if self._stop.is_set():
+                if self._ends:
                     break
             self._collect(block=not epochs)
-            if self._stop.is_set() or (deadline is not None and time.monotonic() >= deadline):
+            if self._ends or (deadline is not None and time.monotonic() >= deadline):
                 break
             if not epochs:
                 opened = self._open_new(identity)
@@ -416,6 +418,8 @@ class Run:
         found = self._discover()
         new = [self._lane(route) for route in found if isinstance(route, Route) and route.sink.target not in known]
         self._lanes += new
+        for lane in new:
+            self._unroutable.pop(lane.route.sink.target, None)
         for lost in (route for route in found if isinstance(route, Unroutable) and route.target not in self._unroutable):
             self._unroutable[lost.target] = lost.error
             _warn(lost.target, lost.error)
@@ -424,19 +428,53 @@ class Run:
                 lane.open(identity)
         return bool(new)
 
+    @property
+    def _ends(self) -> bool:
+        """Say whether to end: we are told to, the source stays away, or another run took over.
+
+        Two runs that each own some of the targets would both go on for ever; and a supervisor must see that we were fenced.
+        """
+        fenced = any(isinstance(lane.error, FencedOut) for lane in self._lanes)
+        return fenced or self._lost is not None or self._stop.is_set()
+
     def _live(self) -> list[Lane]:
         return [lane for lane in self._lanes if lane.error is None]
 
-    def _mint(self, live: Sequence[Lane], least: Lane, *, flush: bool) -> Sequence[Epoch]:
+    def _mint(self, live: Sequence[Lane], *, flush: bool) -> Sequence[Epoch]:
         """Observe the source from where the slowest target is, and mint what may be written now."""
-        failpoint("observe.before")
-        observation = self._source.observe(least.position, sorted({lane.route.table for lane in live}))
-        failpoint("observe.after")
-        # A target at the origin takes the source from wherever it begins.
-        earliest = ORIGIN if least.examined == ORIGIN else observation.earliest
-        check_readable(least.examined, earliest)
-        in_flight = max(len(lane.in_flight) for lane in live)
-        return mint(self._minting, least.examined, earliest, observation.cuts, open_epochs=in_flight, flush=flush)
+        least = min([lane for lane in live if lane.tip] or live, key=lambda lane: lane.examined)
+        # A target without a table yet comes up to the others in one step.
+        newcomer = next((lane for lane in live if lane.tip is None and lane.examined < least.examined), None)
+        slowest = newcomer or least
+        epochs: Sequence[Epoch] = ()
+        with self._guarded(slowest):
+            observation = self._observe(slowest.position, sorted({lane.route.table for lane in live}))
+            # A target at the origin takes the source from wherever it begins.
+            earliest = ORIGIN if slowest.examined == ORIGIN else observation.earliest
+            check_readable(slowest.examined, earliest)
+            if newcomer:
+                epochs = [Epoch(newcomer.examined, least.examined)]
+            else:
+                in_flight = max(len(lane.in_flight) for lane in live)
+                epochs = mint(self._minting, least.examined, earliest, observation.cuts, open_epochs=in_flight, flush=flush)
+        return epochs
+
+    def _observe(self, position: Position, tables: Sequence[str]) -> Observation:
+        """Look at the source; one that is away for a moment is asked again, one that stays away ends the run."""
+        for attempt in range(OBSERVE_ATTEMPTS):
+            failpoint("observe.before")
+            try:
+                observation = self._source.observe(position, tables)
+            except ConnectionFailed as error:
+                log.warning("the source did not answer; asking again", error=error.fact)
+                self._lost = error
+                if self._stop.wait(min(0.1 * 2**attempt, 5.0)):
+                    break
+                continue
+            self._lost = None
+            failpoint("observe.after")
+            return observation
+        return Observation((), ORIGIN)
 
     def _advance(self, writers: ThreadPoolExecutor, epoch: Epoch, identity: Identity) -> None:
         """Let every lane write up to the epoch's end, then stage and hand over to publishing."""

@@ -96,3 +96,22 @@ def test_a_cast_that_would_change_a_value_stops_the_batch(values: pa.Array, kind
     with pytest.raises(BadRow, match=f"column v .*{words}") as caught:
         cast_to(kind, values)
     assert "cast it before applying" in caught.value.next_step
+
+
+def changes_of(rows: list[dict[str, Any]], sequence_by: str | None = None) -> list[Any]:
+    arrow = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string()), pa.field("s", pa.int64())])
+    work = FrameWork(cast("EpochWriter", None), arrow.serialize().to_pybytes(), ("id",), sequence_by, None)
+    found: list[Any] = as_changes(pa.Table.from_pylist(rows, schema=arrow), work).to_pylist()
+    return found
+
+
+def test_changes_of_one_key_that_nothing_orders_stop_the_batch():
+    with pytest.raises(BadRow, match="two different changes of id=1 in one batch, with no sequence_by"):
+        changes_of([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 1, "v": "c"}])
+    with pytest.raises(BadRow, match="two different changes of id=1 in one batch, with the same s"):
+        changes_of([{"id": 1, "v": "a", "s": 5}, {"id": 1, "v": "b", "s": 5}], "s")
+
+
+def test_a_change_that_is_said_twice_is_one_change():
+    assert len(changes_of([{"id": 1, "v": "a"}, {"id": 1, "v": "a"}])) == 2
+    assert len(changes_of([{"id": 1, "v": "a", "s": 5}, {"id": 1, "v": "b", "s": 6}], "s")) == 2

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+import structlog
 import typer
 from typer.testing import CliRunner
 
 from icefront.cli.errors import Commands
 from icefront.core import errors
+from icefront.log import configure
+from icefront.settings.secrets import Secret
 from tests.cli.projects import Shop, icefront
 
 
@@ -118,3 +121,12 @@ def test_the_same_pipeline_cannot_run_twice_in_one_process(tmp_path):
     result = icefront("run", shop.file, tmp_path / "again.yaml")
     assert result.exit_code == 2
     assert "both pipeline orders" in result.stderr
+
+
+def test_a_log_line_does_not_print_a_secret_either(capsys):
+    secret = Secret("jdbc:foodb://host/?pwd=hunter2-very-secret")
+    configure("plain")
+    structlog.get_logger("test").warning("target stopped", error=f"no driver for {secret.reveal()}", note="a host/?pwd=hunter")
+    shown = capsys.readouterr().err
+    assert "target stopped" in shown
+    assert "hunter2" not in shown

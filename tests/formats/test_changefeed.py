@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import pickle
 import uuid
 from decimal import Decimal
@@ -36,9 +37,13 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from icefront.core.epochs import Epoch
 from icefront.core.errors import BadRow, ConfigError
 from icefront.core.ports import Wish
-from icefront.formats.changefeed import Decoder, Envelope, Place
+from icefront.core.timestamps import Timestamp
+from icefront.formats import stamps
+from icefront.formats.changefeed import Decoded, Decoder, Envelope, Place
+from icefront.formats.stamps import Tally
 
 AT = Place("feed/2026-04-02/orders-1.ndjson", 11)
 UPDATED = '"updated": "1585861087210714000.0000000007"'
@@ -71,8 +76,8 @@ def refused(of: Schema, *lines: str, keys: tuple[str, ...] = ("id",), envelope: 
 
 
 def row(**cells: str) -> str:
-    columns = ", ".join(f'"{name}": {json}' for name, json in {"id": "1", **cells}.items())
-    return f'{{"after": {{{columns}}}, "key": [1], {UPDATED}}}'
+    columns = ", ".join(f'"{name}": {text}' for name, text in {"id": "1", **cells}.items())
+    return f'{{"after": {{{columns}}}, "key": [{cells.get("id", "1")}], {UPDATED}}}'
 
 
 def value(kind: IcebergType, json: str) -> Any:
@@ -487,3 +492,195 @@ def test_ignored_columns_are_left_out_without_a_wish():
     decoded = Decoder(schema, ["id"], ignored=["extra"]).decode(line, Place("f", 1), 0)
     assert decoded.wishes == ()
     assert decoded.changes["id"].to_pylist() == [1]
+
+
+# ── the epoch chooses lines before anything in them counts ───────────────────────────────────────────────────────────
+
+EPOCH = Epoch(Timestamp(10), Timestamp(20, 5))
+
+
+def said(at: str, after: str = '{"id": 1}', more: str = "") -> str:
+    key = json.dumps([json.loads(after).get("id", 1)])
+    return f'{{"after": {after}, "key": {key}, "updated": "{at}"{more}}}'
+
+
+BELOW, INSIDE, LAST, BEYOND = "9.2147483647", "10.0000000000", "20.0000000004", "20.0000000005"
+
+
+def within(of: Schema, *lines: str, envelope: Envelope = "wrapped") -> Decoded:
+    return Decoder(of, ["id"], envelope).decode("\n".join(lines).encode(), AT, 100, EPOCH)
+
+
+def test_only_changes_inside_the_epoch_come_and_all_are_counted():
+    decoded = within(DOGS, said(BELOW), said(INSIDE), said(BEYOND), said(LAST), said(BEYOND))
+    assert [(c["_wall"], c["_logical"], c["_order"]) for c in decoded.changes.to_pylist()] == [(10, 0, 101), (20, 4, 103)]
+    assert decoded.tally == Tally(below=1, inside=2, beyond=2, greatest=Timestamp(20, 5))
+    assert decoded.lines == 5
+
+
+@pytest.mark.parametrize("at", [BELOW, BEYOND])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{{"after": {{"id": 1, "dropped": 5}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": {{"id": "x"}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": {{"id": null}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": {{"id": 1, "n": 99999999999}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": {{"id": 1, "n": "x"}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": null, "key": [1, 2], "updated": "{at}"}}',
+        '{{"after": null, "updated": "{at}"}}',
+        '{{"after": 5, "updated": "{at}"}}',
+        '{{"updated": "{at}"}}',
+        '{{"after": {{"id": 99999999999999999999}}, "key": [1], "updated": "{at}"}}',
+        '{{"after": {{"id": 1}}, "key": [1], "mvcc_timestamp": "{at}"}}',
+    ],
+)
+def test_what_lines_of_other_epochs_wish_for_or_do_wrong_does_not_count(line: str, at: str):
+    of = schema(("id", LongType()), ("n", IntegerType()))
+    decoded = within(of, said(INSIDE), line.format(at=at), said(INSIDE, '{"id": 3}'))
+    assert decoded.wishes == ()
+    assert decoded.changes["id"].to_pylist() == [1, 3]
+    assert decoded.changes["_order"].to_pylist() == [100, 102]
+    assert decoded.tally.below + decoded.tally.beyond == 1
+    assert decoded.tally.greatest == max(Timestamp.parse(at), Timestamp(10))
+
+
+def test_wishes_and_errors_inside_the_epoch_keep_their_lines():
+    strange = [said(BELOW, '{"old": 1}'), said(BEYOND, '{"id": "x"}')]
+    assert within(DOGS, *strange, said(INSIDE, '{"id": 1, "new": 2}')).wishes == (Wish("new", "long", f"{AT.path}:13"),)
+    with pytest.raises(BadRow, match=r"orders-1\.ndjson:13: "):
+        within(DOGS, *strange, said(INSIDE, '{"id": "x"}'))
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", '{"after": {"id": 1}}', '{"after": {"id": 1}, "updated": 9}', said("never"), said(BELOW)[:-1]]
+)
+def test_a_line_that_does_not_say_when_it_happened_is_always_refused(line: str):
+    with pytest.raises(BadRow, match=r"orders-1\.ndjson:12: "):
+        within(DOGS, said(BELOW, '{"old": 1}'), line)
+
+
+@pytest.mark.parametrize("envelope", ["bare", "row"])
+def test_flat_lines_are_chosen_too(envelope: Envelope):
+    flat = '{{"__crdb__": {{"updated": "{0}"}}, "id": {1}, "name": "x"}}'
+    lines = [flat.format(INSIDE, 1), flat.format(BELOW, '"x"'), flat.format(BEYOND, '1, "new": 1'), flat.format(BEYOND, 4)]
+    decoded = within(DOGS, *lines, envelope=envelope)
+    assert decoded.changes["id"].to_pylist() == [1]
+    assert decoded.tally == Tally(below=1, inside=1, beyond=2, greatest=Timestamp(20, 5))
+
+
+def test_resolved_lines_are_not_counted():
+    assert within(DOGS, '{"resolved": "5.0000000000"}', said(BELOW, '{"old": 1}')).tally.read == 1
+
+
+# ── timestamps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_timestamps_of_any_width_are_read():
+    texts = ["1585861087210714000.0000000007", "9223372036854775807.2147483647", "5.0000000000"]
+    for some in (texts[:2], texts, [], texts[2:]):
+        read = stamps.read(some)
+        assert [str(Timestamp(int(w), int(n))) for w, n in zip(read.wall, read.logical, strict=True)] == some
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["1585861087210714000.000000000", "11585861087210714000.0000000007"],  # together as long as two that are right
+        ["1585861087210714000.0000000007\n1585861087210714000.0000000007"],
+        ["1585861087210714000,0000000007"],
+        ["158586108721071400x.0000000007"],
+        ["9223372036854775808.0000000000"],
+        ["1585861087210714000.2147483648"],
+    ],
+)
+def test_texts_that_are_almost_timestamps_are_none(texts: list[str]):
+    with pytest.raises(ValueError, match="timestamp"):
+        stamps.read(texts)
+
+
+def test_several_values_in_a_line_and_one_over_two_lines_do_not_make_up_for_each_other():
+    line = f'{row()}{row()}\n{{"after": {{"id": 1, "name": {{}}\n}}, "key": [1], {UPDATED}}}'
+    assert "orders-1.ndjson:11: not a changefeed message" in refused(DOGS, line)
+
+
+def test_a_strange_before_does_not_hide_what_is_wrong():
+    of = schema(("id", LongType()), ("v", DoubleType()))
+    assert "column v: 9007199254740993" in refused(of, f'{{"after": {{"id": 1, "v": 9007199254740993}}, "before": 5, {UPDATED}}}')
+    assert "missing key" in refused(of, f'{{"after": null, "before": 5, {UPDATED}}}')
+
+
+# ── renamed columns ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+PRICES = schema(("id", LongType()), ("price", DecimalType(9, 2)), ("name", StringType()))
+
+
+def renamed(of: Schema, *lines: str, renames: dict[str, str], envelope: Envelope = "wrapped") -> Decoded:
+    decoder = pickle.loads(pickle.dumps(Decoder(of, ["id"], envelope, renames=renames)))
+    decoded: Decoded = decoder.decode("\n".join(lines).encode(), AT, 0)
+    return decoded
+
+
+def test_a_line_with_a_column_s_old_name_lands_in_the_new_one():
+    lines = (
+        row(amount="1.5", name='"a"'),
+        row(price="2.5"),
+        row(amount="null"),
+        row(),
+        f'{{"after": null, "key": [1], {UPDATED}}}',
+    )
+    decoded = renamed(PRICES, *lines, renames={"price": "amount"})
+    assert decoded.wishes == ()
+    assert decoded.changes["price"].to_pylist() == [Decimal("1.50"), Decimal("2.50"), None, None, None]
+    assert decoded.changes["name"].to_pylist() == ["a", None, None, None, None]
+
+
+def test_a_name_that_was_changed_twice_is_followed():
+    decoded = renamed(PRICES, row(sum="1"), row(amount="2"), row(price="3"), renames={"price": "amount", "amount": "sum"})
+    assert decoded.changes["price"].to_pylist() == [1, 2, 3]
+
+
+def test_names_are_not_followed_while_the_table_has_the_old_column():
+    both = schema(("id", LongType()), ("price", LongType()), ("amount", LongType()))
+    old = schema(("id", LongType()), ("amount", LongType()))
+    assert renamed(both, row(amount="1"), renames={"price": "amount"}).changes["amount"].to_pylist() == [1]
+    assert renamed(old, row(amount="1"), row(price="2"), renames={"price": "amount"}).wishes == (
+        Wish("price", "long", f"{AT.path}:12"),
+    )
+
+
+def test_a_row_with_both_names_is_refused():
+    with pytest.raises(BadRow, match=r"orders-1\.ndjson:12: a row with both amount and price"):
+        renamed(PRICES, row(amount="1"), row(amount="1", price="null"), renames={"price": "amount"})
+
+
+def test_a_renamed_column_is_looked_at_as_closely_as_any_other():
+    renames = {"price": "amount", "name": "title"}
+    assert renamed(PRICES, row(title='{"a": 1}'), row(title='"b"'), renames=renames).changes["name"].to_pylist() == [
+        '{"a": 1}',
+        "b",
+    ]
+    assert renamed(PRICES, row(amount="99999999.5"), renames=renames).wishes == (
+        Wish("price", "decimal(10, 2)", f"{AT.path}:11", widens="decimal(9, 2)"),
+    )
+    assert renamed(PRICES, row(amount="1", new="2"), renames=renames).wishes == (Wish("new", "long", f"{AT.path}:11"),)
+    with pytest.raises(BadRow, match='column price: "x" does not fit'):
+        renamed(PRICES, row(amount='"x"'), renames=renames)
+
+
+def test_a_renamed_key_is_found_in_before():
+    decoded = renamed(DOGS, f'{{"after": null, "before": {{"no": 3}}, {UPDATED}}}', renames={"id": "no"})
+    assert decoded.changes["id"].to_pylist() == [3]
+
+
+def test_a_flat_row_with_an_old_name_is_no_delete():
+    line = f'{{"__crdb__": {{"key": [4], {UPDATED}}}, "title": "x", "id": 4}}'
+    decoded = renamed(DOGS, line, renames={"name": "title"}, envelope="bare")
+    assert decoded.changes.to_pylist()[0] | {"id": 4, "name": "x", "_op": 1} == decoded.changes.to_pylist()[0]
+
+
+def test_keys_that_are_not_the_rows_own_are_refused_before_a_delete_goes_by_them():
+    of = schema(("id", LongType()), ("no", LongType()))
+    line = f'{{"after": {{"id": 1, "no": 7}}, "key": [1], {UPDATED}}}'
+    assert refused(of, line, keys=("no",)) == f"{AT.path}:11: the key [1] is not the row's (no)"
+    assert decode(of, line)[0]["no"] == 7

@@ -38,7 +38,8 @@ from pyiceberg.types import (
 )
 
 from icefront.core.errors import BadRow
-from icefront.formats.changefeed import PIECE, Decoder, Place, infer
+from icefront.formats.changefeed import Decoder, Place, infer
+from icefront.formats.chunks import PIECE
 from icefront.formats.columns import exact_as_double
 
 AT = Place("f", 1)

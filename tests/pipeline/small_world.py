@@ -39,6 +39,7 @@ class MemorySource:
     earliest: int = 0
     released: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    failing: list[IcefrontError] = field(default_factory=list)
 
     def identity(self) -> Identity:
         return Identity("memory")
@@ -53,6 +54,8 @@ class MemorySource:
 
     def observe(self, after: Position, tables: Sequence[str]) -> Observation:
         del tables
+        if self.failing:
+            raise self.failing.pop()
         self.asked.append(_number(after))
         cuts = tuple(Cut(at(cut), 1) for cut in self.cuts if cut > _number(after))
         return Observation(cuts, at(self.earliest) if self.earliest else ORIGIN)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from icefront.core.epochs import Epoch, Minting
-from icefront.core.errors import BadRow, FencedOut, IcefrontError, Overcompacted, Stopped
+from icefront.core.errors import BadRow, ConnectionFailed, FencedOut, IcefrontError, Overcompacted, Stopped
 from icefront.core.timestamps import ORIGIN
 from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions, Unroutable
 from tests.pipeline.small_world import MemoryNotes, MemorySource, at, route
@@ -228,3 +228,49 @@ def test_errors_of_ours_are_values_and_others_are_not_swallowed() -> None:
     job.write = explode  # type: ignore[method-assign, assignment]
     with pytest.raises(Bug):
         run(feed, [a])
+
+
+def test_a_fenced_target_ends_the_run_with_its_code_also_when_others_could_go_on() -> None:
+    feed = source()
+    (a, _, _), (b, sink_b, _) = route(feed, "a"), route(feed, "b")
+    sink_b.failing[1] = FencedOut("owned by another", "let it work")
+    with pytest.raises(FencedOut):
+        run(feed, [a, b], options=RunOptions(poll=0))
+
+
+def test_a_source_that_is_away_for_a_moment_is_asked_again() -> None:
+    feed = source()
+    (a, sink_a, _), (b, sink_b, _) = route(feed, "a"), route(feed, "b")
+    feed.failing = [ConnectionFailed("no route to host", "wait"), ConnectionFailed("no route to host", "wait")]
+    run(feed, [a, b])
+    assert (sink_a.table.rows(), sink_b.table.rows()) == ([(2, 20)], [(7, 71)])
+
+
+def test_a_source_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icefront.pipeline.OBSERVE_ATTEMPTS", 2)
+    feed = source()
+    a, _, _ = route(feed, "a")
+    feed.failing = [ConnectionFailed("no route to host", "wait")] * 3
+    with pytest.raises(ConnectionFailed, match="no route"):
+        run(feed, [a], options=RunOptions(poll=0))
+
+
+def test_a_table_that_was_added_to_the_pipeline_comes_up_to_the_others_in_one_step() -> None:
+    feed = source()
+    (a, _, job_a), (b, sink_b, job_b) = route(feed, "a"), route(feed, "b", exists=False)
+    run(feed, [a])
+    written = len(job_a.written)
+    run(feed, [a, b])
+    assert len(job_a.written) == written
+    assert job_b.written == [Epoch(ORIGIN, at(6))]
+    assert sink_b.table.rows() == [(7, 71)]
+
+
+def test_a_target_that_can_be_routed_later_is_taken_up() -> None:
+    feed = source()
+    (a, _, _), (b, sink, _) = route(feed, "a"), route(feed, "b")
+    lost = Unroutable("lake.b", Stopped("the key of b has two candidates", "name it"))
+    found: Iterator[Sequence[Route | Unroutable]] = iter([[a, lost], [a, b]])
+    run(feed, (), discover=lambda: next(found, [a, b]))
+    assert sink.table.rows() == [(7, 71)]
+    assert feed.released[-1] == 6

@@ -384,3 +384,35 @@ def test_a_writer_that_was_overtaken_does_not_change_the_schema(spark: Any, tabl
     with pytest.raises(FencedOut, match="is owned by writer"):
         zombie.prepare([Wish("late", "string", "feed:1")])
     assert "late" not in zombie.prepare(()).column_names
+
+
+def test_a_format_that_is_not_written_is_refused_before_a_table_is_made(spark: Any, table: str) -> None:
+    with pytest.raises(ConfigError, match=r"write\.format\.default is orc, only parquet is written"):
+        make(spark, table, properties={"write.format.default": "orc"})
+    assert not spark.catalog.tableExists(table)
+
+
+def test_an_epoch_is_written_anew_when_a_column_was_replaced_meanwhile(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"}, fresh=True)
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
+    with pytest.raises(Stopped, match=r"column v of .* was dropped and added again"):
+        sink.publish(staged, mark)
+    assert not sink.present(staged)
+
+
+def test_two_pipelines_that_find_a_table_empty_in_the_same_moment_do_not_both_get_it(spark: Any, table: str) -> None:
+    first, second = make(spark, table), make(spark, table, pipeline="q")
+    claim(first)
+    second._check_company = _once_blind(second)  # type: ignore[method-assign]
+    with pytest.raises(NotOurs, match="is written by pipeline p"):
+        claim(second)
+
+
+def _once_blind(sink: IcebergSink) -> Any:
+    """Let the check before the claim see nothing, as if both had looked at once; the one inside the commit sees."""
+    looks = iter([True])
+    check = sink._check_company
+    return lambda: None if next(looks, False) else check()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from icefront.core.ports import Source
 from icefront.core.protocol import check_resume
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.sources.changefeed import Changefeed, Place
-from icefront.sources.changefeed_store import Entry, LocalStore, Store
+from icefront.sources.changefeed_names import day_of
+from icefront.sources.changefeed_store import Entry, LocalStore, Stat, Store
 from icefront.testing.feeds import BEGIN, SECOND, SHOP, Feed, FeedWriter
 from tests.sources.drive import Target, read, schema_of
 
@@ -566,6 +568,105 @@ def test_asking_for_all_tables_lists_the_past_only_once(hand: Hand):
     assert source.catalogue.work.folders - folders == 1 + 2
 
 
+@dataclass(frozen=True)
+class Named:
+    """An entry of a listing that stands for a file."""
+
+    name: str
+    is_folder: bool = False
+
+    def stat(self) -> Stat:
+        return Stat(100, 0)
+
+
+@dataclass
+class Counting:
+    """A store of nothing but names by folder, which counts how often it lists and what it shows."""
+
+    folders: dict[str, list[str]]
+    listings: int = 0
+    shown: int = 0
+
+    def where(self, path: str = "") -> str:
+        return f"counting/{path}"
+
+    def top(self) -> Iterator[Entry]:
+        return self._show(Named(day, is_folder=True) for day in self.folders)
+
+    def walk(self, folder: str) -> Iterator[Entry]:
+        return self._show(map(Named, self.folders[folder]))
+
+    def _show(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        self.listings += 1
+        for entry in entries:
+            self.shown += 1
+            yield entry
+
+    def open(self, path: str, offset: int = 0) -> Any:
+        del offset
+        return BytesIO(json.dumps({"resolved": str(Timestamp.parse_name(path[11:44]))}).encode())
+
+
+def test_idle_polls_cost_the_same_however_many_files_there_are():
+    """20,000 files, also for somebody who asks for all tables, or has not begun because his table has no file yet."""
+    folders: dict[str, list[str]] = {}
+    for day in range(20):
+        names = [at(day * DAY / 4 + n).name() for n in range(1000)]
+        data = [f"{name}-56087568dba1e6b8-1-72-{n:08x}-t{n % 3}-1.ndjson" for n, name in enumerate(names[:-1])]
+        folders.setdefault(day_of(at(day * DAY / 4)), []).extend([*data, f"{names[-1]}.RESOLVED"])
+    store = Counting(folders)
+    assert sum(map(len, folders.values())) == 20_000
+    source = Changefeed("", store=store)
+    tables = ["t0", "t1", "t2", "waits"]
+
+    def cost(ask: Callable[[], object]) -> tuple[int, int, int]:
+        before = store.listings, store.shown, source.catalogue.work.parsed
+        ask()
+        return store.listings - before[0], store.shown - before[1], source.catalogue.work.parsed - before[2]
+
+    everything = (1 + len(folders), len(folders) + 20_000, 20_000)
+    recent = [folders[day] for day in sorted(folders)[-2:]]
+    poll = (1 + len(recent), len(folders) + sum(map(len, recent)), 0)
+    confirming = (everything[0] + poll[0], everything[1] + poll[1], everything[2])
+    assert cost(lambda: source.observe(START, tables)) == confirming
+    seen = source.observe(START, tables)
+    assert cost(lambda: source.observe(START, tables)) == poll
+    assert source.observe(START, tables) is seen  # no file was weighed again
+    assert cost(lambda: source.tables(START)) == poll
+    done = seen.cuts[-1].frontier.prev()
+    source.release(Place(done, done, 0).position())
+    assert cost(lambda: source.tables(START)) == poll
+    assert source.tables(START) == ["t0", "t1", "t2"]
+    assert cost(lambda: source.observe(Place(done, done, 0).position(), tables)) == poll
+
+
+def test_a_table_that_appears_later_is_named_though_the_past_is_not_listed_again(hand: Hand):
+    hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    hand.resolve(10 * DAY)
+    source, t = hand.source(), target()
+    assert source.tables(START) == ["t"]
+    take(source, t, 10 * DAY)
+    source.release(t.position)
+    hand.data(10 * DAY + 1, (1, 10 * DAY + 1), table="u")
+    assert source.tables(START) == ["t", "u"]
+
+
+def test_an_observation_changes_with_whatever_is_learned(hand: Hand):
+    hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    source, t = hand.source(), target()
+    first = source.observe(START, ["t"])
+    hand.data(0.1, (2, 0.5))
+    assert source.observe(START, ["t"]).cuts[0].size > first.cuts[0].size
+    hand.resolve(2)
+    assert len(source.observe(START, ["t"]).cuts) == 2
+    assert source.observe(START, ["u"]).cuts[0].size == 0
+    source.observe(START, ["t"])
+    take(source, t, 1)
+    assert [cut.size for cut in source.observe(t.position, ["t"]).cuts] == [0]
+
+
 def test_memory_does_not_grow_with_a_long_run(hand: Hand):
     source, t = hand.source(), target()
     for n in range(60):
@@ -615,6 +716,32 @@ def test_the_identity_is_the_name_or_the_place_without_credentials(tmp_path: Pat
     secret = Changefeed("s3://bucket/feed/", storage={"s3.secret-access-key": "hush"})
     assert json.loads(secret.identity().text) == {"changefeed": "s3://bucket/feed"}
     assert "hush" not in repr(secret.store)
+
+
+def test_a_position_of_another_kind_of_source_stops(hand: Hand):
+    for alien in ({"offsets": {"0": 5}}, {"resolved": 5, "from": 1, "since": 0}, {"resolved": "x", "from": "y", "since": 0}):
+        with pytest.raises(Stopped, match="not a position in a changefeed"):
+            hand.source().observe(Position.of(alien), ["t"])
+
+
+def test_locations_that_cannot_be_used_are_named():
+    for location in ("s3://", "s3:///prefix", "s3://[bucket/x"):
+        with pytest.raises(ConfigError, match="the changefeed's location"):
+            Changefeed(location)
+    for given in ({"s3.endpoint": "ftp://x"}, {"s3.access-key-id": "x"}, {"s3.connect-timeout": "soon"}):
+        with pytest.raises(ConfigError, match="properties cannot be used"):
+            Changefeed("s3://bucket/x", storage=given).observe(START, [])
+
+
+def test_a_file_uri_may_be_quoted(tmp_path: Path):
+    (tmp_path / "a b").mkdir()
+    assert Changefeed(f"file://{tmp_path}/a%20b").observe(START, []).cuts == ()
+
+
+def test_sampling_passes_over_what_cannot_be_read_or_is_not_exact(hand: Hand):
+    path = hand.data(0, (1, 0.5))
+    path.write_text(path.read_text() + "nonsense\n" + line(2, at(0.5)).replace('"x"', "12345678901234567.89"))
+    assert hand.source().sample("t") == {"id", "v"}
 
 
 def test_keys_are_found_in_the_first_rows_unless_named(tmp_path: Path):

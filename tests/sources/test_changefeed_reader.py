@@ -64,8 +64,6 @@ def test_every_line_is_read_by_exactly_one_range_wherever_the_cuts_fall(seed: in
         for chunk in reader._chunks(Part("f", "", 0, begin, end, 0)):
             assert text[chunk.offset : chunk.offset + len(chunk.text)] == chunk.text
             assert chunk.offset == 0 or text[chunk.offset - 1 : chunk.offset] == b"\n"
-            if begin == 0:
-                assert chunk.lines_before == text[: chunk.offset].count(b"\n")
             read_lines += chunk.text.splitlines(keepends=True)
     assert read_lines == lines
 
@@ -172,6 +170,73 @@ def test_wishes_of_a_whole_split_are_collected_and_no_more_changes_come(tmp_path
     assert {w.column: w.type for w in report.wishes} == {"new": "double", "other": "string"}
 
 
+def test_bad_rows_and_unknown_columns_of_other_epochs_are_passed_over(tmp_path: Path):
+    """The table's column has been dropped since, and what comes next is not yet resolved."""
+    old = f'{{"after": {{"id": 1, "v": "x", "dropped": 7}}, "key": [1], "updated": "{AT}"}}\n'
+    coming = f'{{"after": {{"id": "strange"}}, "key": [3], "updated": "{AT.plus(20)}"}}\n'
+    source = feed(tmp_path, old + line(2, AT.plus(5)) + coming)
+    ids, report = all_of(source, Epoch(AT.next(), AT.plus(10).next()))
+    assert ids == [2]
+    assert report.wishes == ()
+    assert report.counts == {"read": 3, "below": 1, "inside": 1, "beyond": 1}
+    (seen,) = report.seen["files"].values()  # type: ignore[attr-defined]
+    assert (seen["max"], seen["rows"]) == (str(AT.plus(20)), 3)
+
+
+def test_each_epoch_meets_what_is_wrong_in_it(tmp_path: Path):
+    bad = f'{{"after": {{"id": "strange"}}, "key": [3], "updated": "{AT.plus(5)}"}}\n'
+    source = feed(tmp_path, line(1, AT) + bad)
+    assert all_of(source, Epoch(ORIGIN, AT.next()))[0] == [1]
+    with pytest.raises(BadRow, match="ndjson:2: column id"):
+        all_of(source, Epoch(AT.next(), AT.plus(10).next()))
+
+
+def test_a_bad_line_of_a_compressed_file_is_named_by_its_number(tmp_path: Path):
+    lines = [line(n, AT) for n in range(100)]
+    lines[70] = '{"after": {"id": 70, "v": [}, "key": [70]}\n'
+    source = feed(tmp_path, "".join(lines), codec="gzip")
+    reader = ChangefeedReader(source.store, "t", ("id",), chunk_bytes=1000)
+    epoch = Epoch(ORIGIN, AT.next())
+    (split,) = source.splits("t", epoch, START)
+    with pytest.raises(BadRow, match=r"ndjson\.gz:71: "):
+        list(reader.read(split, epoch, SCHEMA))
+    with pytest.raises(BadRow, match=r"ndjson\.gz:71: "):
+        reader.infer(split, epoch)
+
+
+def test_old_names_of_renamed_columns_are_read(tmp_path: Path):
+    source = feed(tmp_path, line(1, AT) + line(2, AT).replace('"v"', '"old"'))
+    epoch = Epoch(ORIGIN, AT.next())
+    (split,) = source.splits("t", epoch, START)
+    reader = source.reader("t", ["id"], renames={"v": "old"})
+    changes, report = reader.read(split, epoch, SCHEMA)
+    assert isinstance(changes, pa.Table)
+    assert isinstance(report, Report)
+    assert (changes["v"].to_pylist(), report.wishes) == (["x", "x"], ())
+    assert {w.column for w in reader.infer(split, epoch).wishes} == {"id", "v"}
+
+
+def test_inferring_leaves_out_other_epochs_and_ignored_columns(tmp_path: Path):
+    source = feed(tmp_path, line(1, AT) + line(2, AT.plus(5)).replace('"v"', '"new"'))
+    epoch = Epoch(ORIGIN, AT.next())
+    (split,) = source.splits("t", epoch, START)
+    assert {w.column for w in source.reader("t", ["id"]).infer(split, epoch).wishes} == {"id", "v"}
+    assert {w.column for w in source.reader("t", ["id"], ["id"]).infer(split, epoch).wishes} == {"v"}
+
+
+def test_inferring_in_the_middle_of_a_file_names_the_file_and_a_bad_line_by_its_number(tmp_path: Path):
+    lines = [line(n, AT) for n in range(100)]
+    lines[-1] = "nonsense"
+    feed(tmp_path, "".join(lines))
+    source = Changefeed(str(tmp_path), keys={"t": ["id"]}, split_bytes=2000)
+    epoch = Epoch(ORIGIN, AT.next())
+    _, *middle, last = source.splits("t", epoch, START)
+    reader = source.reader("t", ["id"])
+    assert {w.where.endswith(".ndjson") for split in middle for w in reader.infer(split, epoch).wishes} == {True}
+    with pytest.raises(BadRow, match="ndjson:100: "):
+        reader.infer(last, epoch)
+
+
 def test_inferring_wishes_for_every_column(tmp_path: Path):
     source = feed(tmp_path, line(1, AT), line(2, AT))
     epoch = Epoch(ORIGIN, AT.next())
@@ -209,6 +274,6 @@ def test_equal_looking_values_of_other_types_are_no_match():
 
 
 def test_deletes_and_foreign_lines_tell_nothing():
-    rows = [b'{"after": null, "key": [1]}', b'{"resolved": "1.0"}', b"not json", b"[]"]
+    rows = [b'{"after": null, "key": [1]}', b'{"resolved": "1.0"}', b"not json", b"[]", b"[" * 100_000]
     assert guess_keys(rows) is None
     assert guess_keys([]) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import typer
@@ -14,11 +13,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from icefront.core.errors import IcefrontError
+from icefront.settings.secrets import masked
 
 UNEXPECTED = 1
 INTERRUPTED = 130
-
-_secrets: set[str] = set()
 
 
 class Commands(TyperGroup):
@@ -74,18 +72,3 @@ def tell(text: str) -> None:
     """Print a plain line on stderr."""
     sys.stderr.write(f"{text.rstrip()}\n")
     sys.stderr.flush()
-
-
-# ── secrets ────────────────────────────────────────────────────────────────────────────────
-def keep_secret(properties: Iterable[Mapping[str, object]]) -> None:
-    """Remember the values that came from `${…}`: libraries quote them in their messages, we must not."""
-    for value in (value for group in properties for value in group.values()):
-        reveal = getattr(value, "reveal", None)
-        if reveal is not None and (plain := str(reveal())):
-            _secrets.update(part for part in (plain, *plain.split(":")) if len(part) > 3)
-
-
-def masked(text: str) -> str:
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text

@@ -1,24 +1,12 @@
-"""Loading the pipeline files that a command names."""
+"""The pipeline files that a command names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from icefront.api import Pipeline
-from icefront.cli.errors import keep_secret
 from icefront.core.errors import ConfigError
 from icefront.status import find_pipelines
-
-
-def load(path: Path) -> Pipeline:
-    """Load a pipeline file; its secrets are masked in everything said from now on."""
-    pipeline = Pipeline.load(path)
-    settings = pipeline.settings
-    feed = settings.source.changefeed
-    properties = [catalog.properties for catalog in settings.project.catalogs.values()]
-    keep_secret([*properties, settings.project.spark.conf, *([feed.storage] if feed else [])])
-    return pipeline
 
 
 def named_or_all(paths: Sequence[Path]) -> Sequence[Path]:

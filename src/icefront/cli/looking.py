@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 
+from icefront.api import Pipeline
 from icefront.cli import show
 from icefront.cli.errors import tell_error
-from icefront.cli.files import load, named_or_all
+from icefront.cli.files import named_or_all
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
 from icefront.settings import load_project
 from icefront.status import Finding, Level, State, TargetStatus, lags
@@ -38,7 +39,7 @@ def doctor(*, as_json: bool) -> None:
 
 # ── check ──────────────────────────────────────────────────────────────────────────────────
 def check(files: Sequence[Path], *, as_json: bool) -> None:
-    found = [(path, finding) for path in files for finding in check_file(path, load)]
+    found = [(path, finding) for path in files for finding in check_file(path, Pipeline.load)]
     if as_json:
         show.print_json([{"file": str(path)} | finding.to_dict() for path, finding in found])
     else:
@@ -61,7 +62,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 
 # ── status ─────────────────────────────────────────────────────────────────────────────────
 def status(files: Sequence[Path], *, max_lag: float | None, as_json: bool) -> None:
-    found = [target for path in named_or_all(files) for target in status_of(load(path))]
+    found = [target for path in named_or_all(files) for target in status_of(Pipeline.load(path))]
     if as_json:
         show.print_json([target.to_dict() for target in found])
     else:
@@ -122,7 +123,7 @@ def _short_writer(writer: str | None) -> str:
 
 # ── epochs ─────────────────────────────────────────────────────────────────────────────────
 def epochs(file: Path, *, limit: int, as_json: bool) -> None:
-    rows = epochs_of(load(file), limit)
+    rows = epochs_of(Pipeline.load(file), limit)
     if as_json:
         show.print_json([row.to_dict() for row in rows])
         return

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -24,9 +24,8 @@ from rich.status import Status
 from icefront.api import Pipeline
 from icefront.cli import show
 from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell, tell_error, tell_unexpected
-from icefront.cli.files import load
 from icefront.cli.sessions import start_session
-from icefront.core.errors import ConfigError, IcefrontError
+from icefront.core.errors import ConfigError, FencedOut, IcefrontError
 from icefront.pipeline import EpochPublished, Result
 from icefront.status.targets import human_time
 
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: float | None, adopt: bool, as_json: bool) -> None:
-    pipelines = [load(path) for path in files]
+    pipelines = [Pipeline.load(path) for path in files]
     _check_together(files, pipelines)
     stop = threading.Event()
     printer = _Printer(as_json=as_json)
@@ -46,9 +45,12 @@ def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: f
         try:
             errors = _run_all(pipelines, spark, printer, stop, until=until, seconds=seconds, adopt=adopt)
         finally:
-            _patiently(spark.stop)
+            with suppress(ConnectionError):  # a JVM that has ended needs no stopping
+                _patiently(spark.stop)
     if errors:
-        raise typer.Exit(errors[0].exit_code if isinstance(errors[0], IcefrontError) else UNEXPECTED)
+        # Fenced comes first: a supervisor must see that code, and not restart.
+        error = min(errors, key=lambda error: not isinstance(error, FencedOut))
+        raise typer.Exit(error.exit_code if isinstance(error, IcefrontError) else UNEXPECTED)
 
 
 def _check_together(files: Sequence[Path], pipelines: Sequence[Pipeline]) -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from icefront.cli.errors import masked, tell
+from icefront.cli.errors import tell
 from icefront.core.timestamps import Timestamp
+from icefront.settings.secrets import masked
 from icefront.status.targets import human_time
 
 STYLES = {

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from icefront.api import Pipeline
 from icefront.cli import show
-from icefront.cli.files import load
 from icefront.cli.sessions import start_session
 from icefront.proof.verify import Comparison, Point, points
 from icefront.proof.verify import verify as compare_points
@@ -21,7 +21,7 @@ DIFFERENT = 7
 
 
 def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> None:
-    pipeline = load(file)
+    pipeline = Pipeline.load(file)
     chosen = points(pipeline, every_snapshot=every_snapshot)
     compared: list[Comparison] = []
     if any(point.snapshot is not None for point in chosen):

@@ -110,9 +110,7 @@ class Source(Protocol):
         """Plan the reading of an epoch; none means that it has no changes."""
         ...
 
-    def reader(
-        self, table: str, keys: Sequence[str], ignored: Collection[str] = (), renames: Mapping[str, str] | None = None
-    ) -> Reader:
+    def reader(self, table: str, keys: Sequence[str], ignored: Collection[str] = (), renames: Mapping[str, str] = {}) -> Reader:
         """Make a reader for workers. `ignored` columns are left out without a wish for them.
 
         `renames` maps a column's name to the one it had before, by which older changes call it.
@@ -173,7 +171,7 @@ class Sink(Protocol):
         ...
 
     def present(self, staged: Staged) -> bool:
-        """Say whether every staged file still exists, by name and size."""
+        """Say whether every staged file still exists, by name and size, and still means what it meant."""
         ...
 
     def publish(self, staged: Staged, onto: Mark) -> Outcome: ...

@@ -1,8 +1,11 @@
 """CockroachDB changefeed NDJSON → Arrow changes.
 
-    lines ─ msgspec, typed ─▶ one struct per line ─▶ one list per column ─▶ Arrow columns + _op, _wall, _logical, _order
+    lines ─ msgspec, typed ─▶ one struct per line ─▶ those inside the epoch ─▶ one list per column ─▶ Arrow columns + _op, …
               │ does not fit
-              └▶ line by line: a wish for the schema, a column to be read otherwise, or BadRow with file:line
+              └▶ lines of other epochs put aside ─▶ line by line: a wish for the schema, a column to be read otherwise, or BadRow
+
+A line counts only if its own timestamp is inside the epoch: what it wishes for, and what is wrong with it. One that does not say
+when it happened always counts, since it may belong here.
 
 | envelope | a line | deletes |
 |---|---|---|
@@ -16,12 +19,11 @@ Other unknown members of the envelope are left alone: new CockroachDB versions a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,91 +33,50 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StringType
 
-from icefront.core.errors import BadRow, ConfigError
+from icefront.core.epochs import Epoch
+from icefront.core.errors import ConfigError
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
+from icefront.formats import stamps
+from icefront.formats.chunks import Chunk, pieces
 from icefront.formats.columns import RAW_NULL, Unfit, first_unfit, fit, record, wire
-from icefront.formats.infer import Sightings, merge, unite
+from icefront.formats.envelope import (
+    META,
+    META_FIELDS,
+    NO_CHANGE,
+    UNDECODABLE,
+    Envelope,
+    Meta,
+    cells_before,
+    cells_of,
+    former_names,
+    outside,
+    printed,
+)
+from icefront.formats.infer import Sightings, unite
 from icefront.formats.place import Place, shorten
+from icefront.formats.stamps import ALL_TIME, Stamps, Tally
 
-__all__ = ["Decoded", "Decoder", "Envelope", "Place", "infer", "merge", "unite"]
+__all__ = ["ALL_TIME", "Decoded", "Decoder", "Envelope", "Place", "columns", "infer", "unite"]
 
-Envelope = Literal["wrapped", "bare", "row"]
-
-META = "__crdb__"
-PIECE = 1024 * 1024
 CREATE = "create the changefeed WITH envelope='wrapped', updated, resolved, key_in_value"
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_EMPTY = msgspec.Raw(b"")
-_PRINTED = re.compile(r"\d{1,19}\.\d{10}")
+CUT = "correct the file: was it cut or joined?"
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Changes of a chunk. With wishes they are incomplete: evolve the schema, then decode again."""
+    """The changes of a chunk that are inside the epoch, and what all its lines add up to.
+
+    With wishes the changes are incomplete: evolve the schema, then decode again.
+    """
 
     changes: pa.Table
     wishes: tuple[Wish, ...] = ()
-
-
-class _Wrapped(msgspec.Struct, gc=False, eq=False):
-    """The envelope as far as it is needed when a line has to be looked at closely."""
-
-    after: dict[str, msgspec.Raw] | None = None
-    before: dict[str, msgspec.Raw] | None = None
-
-
-class _Meta(msgspec.Struct, gc=False, eq=False):
-    """What stands under `__crdb__`."""
-
-    key: msgspec.Raw = _EMPTY
-    mvcc_timestamp: str | None = None
-    resolved: msgspec.Raw = _EMPTY
-    updated: str | None = None
+    tally: Tally = stamps.NONE
+    lines: int = 0
 
 
 class _Learned(Exception):
     """The decoder reads some column otherwise from now on: decode the chunk again."""
-
-
-@dataclass
-class _Chunk:
-    """The lines being decoded, and which of them became rows."""
-
-    lines: bytes
-    place: Place
-    order: int
-    numbers: np.ndarray[Any, Any] | None = None  # of the line that each row came from; None where each line is a row
-
-    @cached_property
-    def texts(self) -> list[bytes]:
-        texts = self.lines.split(b"\n")
-        return texts if texts[-1] else texts[:-1]
-
-    @cached_property
-    def _ends(self) -> np.ndarray[Any, Any]:
-        return np.flatnonzero(np.frombuffer(self.lines, np.uint8) == ord("\n"))
-
-    @property
-    def count(self) -> int:
-        return len(self._ends) + (self.lines[-1:] not in {b"\n", b""})
-
-    def is_straight(self, values: int) -> bool:
-        """Say whether each line is one of so many values: as many line ends, and each after a closing brace."""
-        if self.count != values or self.lines[:1] == b"\n":
-            return False
-        return bool((np.frombuffer(self.lines, np.uint8)[self._ends - 1] == ord("}")).all())
-
-    def number(self, row: int) -> int:
-        return row if self.numbers is None else int(self.numbers[row])
-
-    def text(self, row: int) -> bytes:
-        return self.texts[self.number(row)]
-
-    def filled(self) -> Iterator[tuple[int, bytes]]:
-        return ((number, text) for number, text in enumerate(self.texts) if text.strip())
-
-    def bad(self, row: int, fact: str, next_step: str) -> BadRow:
-        return self.place.bad(self.number(row), fact, next_step)
 
 
 class Decoder:
@@ -126,11 +87,21 @@ class Decoder:
     """
 
     def __init__(
-        self, schema: Schema, keys: Sequence[str], envelope: Envelope = "wrapped", ignored: Collection[str] = ()
+        self,
+        schema: Schema,
+        keys: Sequence[str],
+        envelope: Envelope = "wrapped",
+        ignored: Collection[str] = (),
+        renames: Mapping[str, str] = {},
     ) -> None:
-        """Decode into `schema`. Columns that it does not have become wishes, except those that are `ignored`."""
+        """Decode into `schema`. Columns that it does not have become wishes, except those that are `ignored`.
+
+        `renames` maps a column's name to the one it had before, by which older lines call it.
+        """
         self._schema, self._keys, self._envelope, self._ignored = schema, tuple(keys), envelope, frozenset(ignored)
+        self._renames = dict(renames)
         self._fields = {f.name: f for f in schema.fields}
+        self._former = former_names(self._renames, self._fields)
         missing = [k for k in keys if k not in self._fields]
         if missing:
             raise ConfigError(f"key column {missing[0]} is not among the columns {', '.join(self._fields)}", "correct `keys`")
@@ -143,20 +114,21 @@ class Decoder:
         self._build()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Decoder, (self._schema, self._keys, self._envelope, self._ignored)
+        return Decoder, (self._schema, self._keys, self._envelope, self._ignored, self._renames)
 
     def _build(self) -> None:
         # CockroachDB prints members sorted by name; msgspec finds them fastest in the order in which they come.
-        wires = {c: self._wire(c) for c in sorted(self._fields)} | dict.fromkeys(sorted(self._nulls), None)
+        wires = {c: self._wire(c) for c in sorted(self._fields)} | {old: self._wire(c) for old, c in self._former.items()}
+        wires |= dict.fromkeys(sorted(self._nulls - wires.keys()), None)
         wires |= dict.fromkeys(sorted(self._ignored - wires.keys()), msgspec.Raw)
         self._attributes = {column: f"f{i}" for i, column in enumerate(wires)}
+        renamed = {*self._former, *self._former.values()}
         if self._envelope == "wrapped":
-            self._row = record("Row", wires)
-            line = msgspec.defstruct(
-                "Line", [("after", self._row | None | msgspec.UnsetType, msgspec.UNSET)], bases=(_Meta,), gc=False
-            )
+            self._row = record("Row", wires, unset=renamed)
+            after = ("after", self._row | None | msgspec.UnsetType, msgspec.UNSET)
+            line = msgspec.defstruct("Line", [after, *META_FIELDS], gc=False, eq=False)
         else:
-            self._row = line = record("Row", {**wires, META: _Meta | None})
+            self._row = line = record("Row", {**wires, META: Meta | None}, unset=renamed)
             self._attributes[META] = f"f{len(wires)}"
         self._lines = msgspec.json.Decoder(line)
         keys: Any = tuple(self._wire(k) for k in self._keys)
@@ -165,43 +137,68 @@ class Decoder:
     def _wire(self, column: str) -> Any:
         return wire(self._fields[column].field_type, raw_strings=column in self._raw)
 
-    def decode(self, lines: bytes, place: Place, order: int) -> Decoded:
+    def decode(self, lines: bytes, place: Place, order: int, epoch: Epoch = ALL_TIME) -> Decoded:
         """Decode whole lines, the last maybe without its newline; the first line's change gets `order`.
 
-        Raises BadRow for a line that cannot become a change.
+        Raises BadRow for a line inside the epoch that cannot become a change, and for one that does not say when it happened.
         """
-        decoded, at = [], 0
-        for piece in _pieces(lines):
-            chunk = _Chunk(piece, Place(place.path, place.line + at), order + at)
-            decoded.append(self._decode(chunk))
-            at += chunk.count
+        decoded: list[Decoded] = []
+        at = 0
+        for piece in pieces(lines):
+            decoded.append(self._decode(Chunk(piece, place.plus(at), order + at), epoch))
+            at += decoded[-1].lines
         wishes = unite(wish for part in decoded for wish in part.wishes)
         if wishes:
-            return Decoded(self.arrow_schema.empty_table(), wishes)
-        return Decoded(pa.concat_tables(part.changes for part in decoded).combine_chunks())
+            return Decoded(self.arrow_schema.empty_table(), wishes, lines=at)
+        changes = pa.concat_tables(part.changes for part in decoded)
+        return Decoded(changes, (), sum((part.tally for part in decoded), stamps.NONE), at)
 
-    def _decode(self, chunk: _Chunk) -> Decoded:
+    def _decode(self, chunk: Chunk, epoch: Epoch) -> Decoded:
+        lines = chunk.count
         while True:
             try:
-                found = self._lines.decode_lines(chunk.lines)
-            except _UNDECODABLE:
-                wishes = self._look_closely(chunk)
-                if wishes:
-                    return Decoded(self.arrow_schema.empty_table(), wishes)
+                found = self._found(chunk)
+            except UNDECODABLE:
+                if chunk.passed is None:
+                    chunk = self._put_aside(chunk, epoch)
+                elif wishes := self._look_closely(chunk):
+                    return Decoded(self.arrow_schema.empty_table(), wishes, lines=lines)
                 continue
             try:
-                return self._changes(chunk, found)
+                decoded = self._changes(chunk, found, epoch)
             except _Learned:
                 self._build()
-                chunk.numbers = None
+            else:
+                return replace(decoded, tally=decoded.tally + (chunk.passed or stamps.NONE), lines=lines)
 
     # ── the fast way ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _changes(self, chunk: _Chunk, found: list[Any]) -> Decoded:
-        self._number(chunk, len(found))
-        rows, metas, deleted = self._unwrap(chunk, found)
-        wall, logical = _timestamps(chunk, metas)
-        values = {c: list(map(attrgetter(self._attributes[c]), rows)) for c in self._fields}
+    def _found(self, chunk: Chunk) -> list[Any]:
+        """Decode the lines, one value each, and number them where some are blank."""
+        found: list[Any] = self._lines.decode_lines(chunk.lines)
+        chunk.numbers = None
+        if chunk.is_straight(len(found)):
+            return found
+        filled = list(chunk.filled())
+        if self._envelope == "row" and len(filled) < len(chunk.texts):
+            blank = next(n for n, text in enumerate(chunk.texts) if not text.strip())
+            raise chunk.place.bad(blank, "an empty message is a delete in envelope=row, and its key is not there", CREATE)
+        chunk.numbers = np.array([number for number, _ in filled], dtype=np.int64)
+        return [self._lines.decode(text) for _, text in filled]
+
+    def _changes(self, chunk: Chunk, found: list[Any], epoch: Epoch) -> Decoded:
+        rows, metas = ([line.after for line in found], found) if self._envelope == "wrapped" else self._flat(found)
+        kinds = set(map(type, rows))
+        if msgspec.UnsetType in kinds:
+            rows, metas = _without_announcements(chunk, rows, metas)
+        when = _stamps(chunk, metas)
+        kept, tally = stamps.choose(when, epoch)
+        if kept is not None:
+            chunk.keep(kept)
+            rows, metas, when = [rows[i] for i in kept], [metas[i] for i in kept], when.only(kept)
+        deleted = self._deleted(chunk, rows) if kinds != {self._row} else []
+        values = self._values(chunk, rows)
+        self._check_keys(chunk, deleted, metas, values)
         for row, key in self._keys_of(chunk, deleted, metas):
             for column, value in zip(self._keys, key, strict=True):
                 values[column][row] = value
@@ -213,82 +210,97 @@ class Decoder:
         op = np.ones(len(rows), np.int8)
         op[deleted] = -1
         order = chunk.order + (np.arange(len(rows), dtype=np.int64) if chunk.numbers is None else chunk.numbers)
-        return Decoded(pa.table([*fitted, pa.array(op), wall, logical, pa.array(order)], schema=self.arrow_schema))
-
-    def _number(self, chunk: _Chunk, count: int) -> None:
-        """Say which line each row came from, and refuse files whose values are not one per line."""
-        if chunk.is_straight(count):
-            return
-        filled = [number for number, _ in chunk.filled()]
-        if len(filled) != count:
-            self._look_closely(chunk)
-        if self._envelope == "row" and len(filled) < len(chunk.texts):
-            blank = next(n for n, text in enumerate(chunk.texts) if not text.strip())
-            raise chunk.place.bad(blank, "an empty message is a delete in envelope=row, and its key is not there", CREATE)
-        chunk.numbers = np.array(filled, dtype=np.int64)
-
-    def _unwrap(self, chunk: _Chunk, found: list[Any]) -> tuple[list[Any], list[Any], list[int]]:
-        """Return rows, their metadata, and which of them are deletes; lines that carry no change are dropped."""
-        if self._envelope == "wrapped":
-            rows, metas = [line.after for line in found], found
-        else:
-            rows, metas = self._flat(found)
-        if set(map(type, rows)) <= {self._row}:
-            return rows, metas, []
-        dropped = {i for i, row in enumerate(rows) if row is msgspec.UNSET}
-        for i in dropped:
-            if metas[i] is None or not bytes(metas[i].resolved):
-                raise chunk.bad(i, f"no change in this line: {shorten(chunk.text(i))}", CREATE)
-        if dropped:
-            kept = [i for i in range(len(rows)) if i not in dropped]
-            chunk.numbers = np.array([chunk.number(i) for i in kept], dtype=np.int64)
-            rows, metas = [rows[i] for i in kept], [metas[i] for i in kept]
-        nothing = self._row()
-        return [nothing if row is None else row for row in rows], metas, [i for i, row in enumerate(rows) if row is None]
+        change = [pa.array(column) for column in (op, when.wall, when.logical, order)]
+        return Decoded(pa.table([*fitted, *change], schema=self.arrow_schema), (), tally)
 
     def _flat(self, found: list[Any]) -> tuple[list[Any], list[Any]]:
         """Of lines without an envelope: one with nothing but metadata is a delete if that has a key, else no change."""
-        metas = list(map(attrgetter(self._attributes[META]), found))
-        keyed = [meta is not None and bool(bytes(meta.key)) for meta in metas]
-        rows = [(None if key else msgspec.UNSET) if self._is_bare(row) else row for row, key in zip(found, keyed, strict=True)]
+        metas = [meta or Meta() for meta in map(attrgetter(self._attributes[META]), found)]
+        rows = [
+            (None if bytes(meta.key) else msgspec.UNSET) if self._is_bare(row) else row
+            for row, meta in zip(found, metas, strict=True)
+        ]
         return rows, metas
 
     def _is_bare(self, row: Any) -> bool:
-        cells = (getattr(row, self._attributes[c]) for c in self._fields)
-        return all(cell is None or cell is RAW_NULL for cell in cells)
+        cells = (getattr(row, self._attributes[c]) for c in (*self._fields, *self._former))
+        return all(cell is None or cell is RAW_NULL or cell is msgspec.UNSET for cell in cells)
 
-    def _keys_of(self, chunk: _Chunk, deleted: list[int], metas: list[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
+    def _deleted(self, chunk: Chunk, rows: list[Any]) -> list[int]:
+        """Return which rows are deletes, and put empty rows in their place."""
+        if msgspec.UNSET in rows:
+            row = rows.index(msgspec.UNSET)
+            raise chunk.bad(row, f"no change in this line: {shorten(chunk.text(row))}", CREATE)
+        deleted = [i for i, row in enumerate(rows) if row is None]
+        nothing = self._row()
+        for i in deleted:
+            rows[i] = nothing
+        return deleted
+
+    def _values(self, chunk: Chunk, rows: list[Any]) -> dict[str, list[Any]]:
+        """Return the values of each column; a renamed one has them under any of its names."""
+        values = {c: list(map(attrgetter(self._attributes[c]), rows)) for c in (*self._fields, *self._former)}
+        for old, column in self._former.items():
+            pairs = list(zip(values[column], values.pop(old), strict=True))
+            both = next((i for i, pair in enumerate(pairs) if msgspec.UNSET not in pair), None)
+            if both is not None:
+                fact = f"a row with both {old} and {column}, which `renames` calls one column"
+                raise chunk.bad(both, fact, f"take `{column}: {old}` out of `renames` if they are two columns by now")
+            values[column] = [former if value is msgspec.UNSET else value for value, former in pairs]
+        for column in set(self._former.values()):
+            null = RAW_NULL if self._wire(column) is msgspec.Raw else None
+            values[column] = [null if value is msgspec.UNSET else value for value in values[column]]
+        return values
+
+    def _check_keys(self, chunk: Chunk, deleted: list[int], metas: list[Any], values: dict[str, list[Any]]) -> None:
+        """Hold some rows' `key` against the columns that are said to be the key: deletes would go by another one."""
+        if not self._keys:
+            return
+        gone = set(deleted)
+        upserts = (
+            next((row for row in order if row not in gone), None) for order in (range(len(metas)), reversed(range(len(metas))))
+        )
+        for row in {row for row in upserts if row is not None and bytes(metas[row].key) not in {b"", b"null"}}:
+            said, held = self._key(chunk, row, bytes(metas[row].key)), [values[column][row] for column in self._keys]
+            if any(
+                None not in (pair := {_letters(one), _letters(other)}) and one != other and len(pair) > 1
+                for one, other in zip(said, held, strict=True)
+            ):
+                fact = f"the key {shorten(bytes(metas[row].key))} is not the row's ({', '.join(self._keys)})"
+                raise chunk.bad(row, fact, "name the columns of the primary key under `keys`, in its order")
+
+    def _keys_of(self, chunk: Chunk, deleted: list[int], metas: list[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
         """Deletes have no row: take their key columns from `key`, in primary-key order, else from `before`."""
         raws = {row: bytes(metas[row].key) for row in deleted}
         keyed = {row: raw for row, raw in raws.items() if raw not in {b"", b"null"}}
         try:
             yield from zip(keyed, self._key_lists.decode(b"[%b]" % b",".join(keyed.values())), strict=True)
-        except _UNDECODABLE:
+        except UNDECODABLE:
             for row, raw in keyed.items():
                 yield row, self._key(chunk, row, raw)
         yield from ((row, self._key_before(chunk, row)) for row in raws.keys() - keyed.keys())
 
-    def _key(self, chunk: _Chunk, row: int, raw: bytes) -> Sequence[Any]:
+    def _key(self, chunk: Chunk, row: int, raw: bytes) -> Sequence[Any]:
         try:
             parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
-        except _UNDECODABLE:
+        except UNDECODABLE:
             parts = []
         if len(parts) != len(self._keys):
             fact = f"the key {shorten(raw)} has not the {len(self._keys)} values of ({', '.join(self._keys)})"
             raise chunk.bad(row, fact, "name all columns of the primary key under `keys`, in its order")
         return [self._value(chunk, row, column, part) for column, part in zip(self._keys, parts, strict=True)]
 
-    def _key_before(self, chunk: _Chunk, row: int) -> Sequence[Any]:
-        before = _LOOSE.decode(chunk.text(row)).before if self._envelope == "wrapped" else None
-        if before is None or any(k not in before for k in self._keys):
+    def _key_before(self, chunk: Chunk, row: int) -> Sequence[Any]:
+        before = {self._former.get(name, name): raw for name, raw in cells_before(chunk.text(row), self._envelope).items()}
+        if any(k not in before for k in self._keys):
             raise chunk.bad(row, f"missing key: a delete without the values of ({', '.join(self._keys)})", CREATE)
         return [self._value(chunk, row, column, before[column]) for column in self._keys]
 
-    def _value(self, chunk: _Chunk, row: int, column: str, raw: msgspec.Raw) -> Any:
+    def _value(self, chunk: Chunk, row: int, column: str, raw: msgspec.Raw) -> Any:
         """Decode one value by itself; a column that turns out to need another reading is learned."""
         try:
             return msgspec.json.decode(raw, type=self._wire(column))
-        except _UNDECODABLE as problem:
+        except UNDECODABLE as problem:
             kind = self._fields[column].field_type
             if isinstance(kind, StringType) and column not in self._raw:
                 self._raw.add(column)
@@ -296,7 +308,7 @@ class Decoder:
             fact = f"column {column}: {shorten(bytes(raw))} is no {kind} ({problem})"
         raise chunk.bad(row, fact, "correct the row at its source, or declare the column with another type, e.g. string")
 
-    def _fit(self, chunk: _Chunk, column: str, values: list[Any]) -> pa.Array | Wish:
+    def _fit(self, chunk: Chunk, column: str, values: list[Any]) -> pa.Array | Wish:
         kind = self._fields[column].field_type
         try:
             fitted = fit(values, kind, self.arrow_schema.field(column).type)
@@ -308,18 +320,16 @@ class Decoder:
         first = first_unfit(values, kind, self.arrow_schema.field(column).type)
         return Wish(column, str(fitted.wider), chunk.place.at(chunk.number(first)), widens=str(kind))
 
-    def _source_text(self, chunk: _Chunk, row: int, column: str) -> bytes:
+    def _source_text(self, chunk: Chunk, row: int, column: str) -> bytes:
         """Find how the source wrote a value."""
         cells = self._cells(chunk.text(row))
         return bytes(cells[column]) if column in cells else chunk.text(row)
 
     def _cells(self, text: bytes) -> dict[str, msgspec.Raw]:
-        if self._envelope == "wrapped":
-            return _LOOSE.decode(text).after or {}
-        cells = _CELLS.decode(text)
-        return {column: raw for column, raw in cells.items() if column != META}
+        """Return a row's cells as they are written, by their columns' present names."""
+        return {self._former.get(name, name): raw for name, raw in cells_of(text, self._envelope).items()}
 
-    def _check_nulls(self, chunk: _Chunk, columns: Sequence[pa.Array], deleted: list[int]) -> None:
+    def _check_nulls(self, chunk: Chunk, columns: Sequence[pa.Array], deleted: list[int]) -> None:
         """Refuse nulls in keys, in required columns, and all over: in envelope=bare that may be a delete."""
         empty = np.ones(len(columns[0]), bool)
         for (name, of), column in zip(self._fields.items(), columns, strict=True):
@@ -341,38 +351,44 @@ class Decoder:
 
     # ── the careful way ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _look_closely(self, chunk: _Chunk) -> tuple[Wish, ...]:
+    def _put_aside(self, chunk: Chunk, epoch: Epoch) -> Chunk:
+        """Replace lines of other epochs, so that nothing in them counts, by some that carry no change.
+
+        This is also right for a file that is read again: every line that ever became a change could be read then, so one that
+        does not say when it happened is new damage.
+        """
+        others, passed = outside(chunk, self._envelope, epoch)
+        texts = [NO_CHANGE[self._envelope] if other else text for text, other in zip(chunk.texts, others, strict=True)]
+        return Chunk(b"\n".join(texts), chunk.place, chunk.order, passed)
+
+    def _look_closely(self, chunk: Chunk) -> tuple[Wish, ...]:
         """Go line by line to find what does not fit: wishes for unknown columns, something to learn, or a bad row."""
         seen, unknown, learned = Sightings(chunk.place), set[str](), len(self._raw)
         for number, text in chunk.filled():
             known = len(self._raw)
             try:
                 self._lines.decode(text)
-            except _UNDECODABLE as problem:
-                new = self._explain(_Chunk(text, Place(chunk.place.path, chunk.place.line + number), 0), problem)
+            except UNDECODABLE as problem:
+                new = self._explain(Chunk(text, chunk.place.plus(number)), problem)
                 for column, raw in new.items():
                     unknown.add(column)
                     seen.see(column, bytes(raw), number)
             if len(self._raw) > known:
                 self._build()  # so that the next line is refused only for what is still unexplained
-        wishes = seen.wishes()
+        wishes = seen.wishes(chunk.place.at)
         silent = unknown - wishes.keys() - self._nulls
         if not (wishes or silent or len(self._raw) > learned):
-            raise chunk.place.bad(
-                0, "the lines of this chunk are not one JSON object each", "correct the file: was it cut or joined?"
-            )
+            raise chunk.place.bad(0, "the lines of this chunk are not one JSON object each", CUT)
         self._nulls |= silent
         self._build()
         return tuple(wishes.values())
 
-    def _explain(self, line: _Chunk, problem: Exception) -> dict[str, msgspec.Raw]:
+    def _explain(self, line: Chunk, problem: Exception) -> dict[str, msgspec.Raw]:
         """Return a refused line's unknown columns; raise BadRow unless these, or something learned, explain the refusal."""
         try:
             cells = self._cells(line.lines)
-        except _UNDECODABLE as why:
-            raise line.bad(
-                0, f"not a changefeed message: {why}: {shorten(line.lines)}", "correct the file: was it cut or joined?"
-            ) from None
+        except UNDECODABLE as why:
+            raise line.bad(0, f"not a changefeed message: {why}: {shorten(line.lines)}", CUT) from None
         explained = False
         for column in cells.keys() & self._fields.keys():
             try:
@@ -385,19 +401,33 @@ class Decoder:
         return new
 
 
-_LOOSE = msgspec.json.Decoder(_Wrapped)
-_CELLS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+def _letters(value: Any) -> str | None:
+    """Spell a key's value as loosely as sources do: "1" in the row may be 1 in the key; null is another error's concern."""
+    text = bytes(value).decode() if isinstance(value, msgspec.Raw) else value
+    return None if text is None or text == "null" else str(text).strip('"')
 
 
-def _pieces(lines: bytes) -> Iterator[bytes]:
-    """Cut at line ends into pieces whose objects stay in the processor's cache: more than twice as fast."""
-    start = 0
-    while len(lines) - start > PIECE:
-        end = lines.find(b"\n", start + PIECE) + 1 or len(lines)
-        yield lines[start:end]
-        start = end
-    if start < len(lines) or not lines:
-        yield lines[start:]
+def _without_announcements(chunk: Chunk, rows: list[Any], metas: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Drop lines that only say how far the feed has got."""
+    kept = [i for i, row in enumerate(rows) if row is not msgspec.UNSET or not bytes(metas[i].resolved)]
+    chunk.keep(np.array(kept, dtype=np.int64))
+    return [rows[i] for i in kept], [metas[i] for i in kept]
+
+
+def _stamps(chunk: Chunk, metas: list[Any]) -> Stamps:
+    """Read `updated`, else `mvcc_timestamp`, of every row."""
+    texts: list[Any] = list(map(attrgetter("updated"), metas))
+    if None in texts:
+        texts = list(map(printed, metas))
+    if None in texts:
+        raise chunk.bad(texts.index(None), 'neither "updated" nor "mvcc_timestamp" in this line', CREATE)
+    try:
+        return stamps.read(texts)
+    except ValueError:
+        wrong = next(i for i, text in enumerate(texts) if not stamps.is_printed(text))
+    raise chunk.bad(
+        wrong, f"{shorten(texts[wrong])!r} is not a timestamp", "expected <nanoseconds>.<ten digits>, as CockroachDB prints it"
+    )
 
 
 def _is_null(column: pa.Array) -> np.ndarray[Any, Any]:
@@ -411,51 +441,41 @@ def _first_upsert(marked: np.ndarray[Any, Any], deleted: list[int]) -> int:
     return int(np.argmax(upserts))
 
 
-def _timestamps(chunk: _Chunk, metas: list[Any]) -> tuple[pa.Array, pa.Array]:
-    """Read `updated`, else `mvcc_timestamp`, of every row."""
-    texts: list[Any] = list(map(attrgetter("updated"), metas)) if None not in metas else [None]
-    if None in texts:
-        texts = [meta and (meta.updated or meta.mvcc_timestamp) for meta in metas]
-    stamps = pa.array(texts, pa.string())
-    if stamps.null_count:
-        raise chunk.bad(texts.index(None), 'neither "updated" nor "mvcc_timestamp" in this line', CREATE)
-    try:
-        return _hlc(stamps)
-    except ValueError:
-        wrong = next(i for i, text in enumerate(texts) if not _PRINTED.fullmatch(text) or not _in_range(text))
-    raise chunk.bad(
-        wrong, f"{shorten(texts[wrong])!r} is not a timestamp", "expected <nanoseconds>.<ten digits>, as CockroachDB prints it"
-    )
+# ── columns that nobody declared ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _hlc(stamps: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Split `<nanoseconds>.<ten digits>` into two integers; raises ValueError (as Arrow's errors are) for anything else."""
-    binary = stamps.view(pa.binary())
-    if pc.any(pc.less(pc.binary_length(binary), 12)).as_py():
-        raise ValueError(stamps)
-    wall = pc.binary_slice(binary, 0, -11).view(pa.string()).cast(pa.int64())
-    logical = pc.binary_slice(binary, -10).view(pa.string()).cast(pa.int32())
-    points = pc.equal(pc.binary_slice(binary, -11, -10), b".")
-    if points.true_count < len(stamps) or pc.any(pc.less(wall, 0)).as_py() or pc.any(pc.less(logical, 0)).as_py():
-        raise ValueError(stamps)
-    return wall, logical
+def columns(lines: Iterable[bytes], envelope: Envelope = "wrapped") -> set[str]:
+    """Name the columns that have a value in some line; lines that cannot be read say nothing."""
+    found: set[str] = set()
+    for text in lines:
+        with suppress(*UNDECODABLE):
+            found |= {column for column, raw in cells_of(text, envelope).items() if bytes(raw) != b"null"}
+    return found
 
 
-def _in_range(text: str) -> bool:
-    return int(text[:-11]) < 2**63 and int(text[-10:]) < 2**31
-
-
-def infer(lines: bytes, place: Place, envelope: Envelope = "wrapped") -> dict[str, Wish]:
-    """Find every column in the lines, with the type that its values suggest (see `infer.py`)."""
+def infer(
+    lines: bytes,
+    place: Place,
+    envelope: Envelope = "wrapped",
+    *,
+    epoch: Epoch = ALL_TIME,
+    ignored: Collection[str] = (),
+    renames: Mapping[str, str] = {},
+) -> dict[str, Wish]:
+    """Find every column in the lines of the epoch, by its present name, with the type that its values suggest (see `infer.py`)."""
     seen = Sightings(place)
-    for number, text in _Chunk(lines, place, 0).filled():
+    former = former_names(renames, renames.keys() - renames.values())
+    chunk = Chunk(lines, place)
+    others, _ = outside(chunk, envelope, epoch)
+    for number, text in chunk.filled():
+        if others[number]:
+            continue
         try:
-            cells = (_LOOSE.decode(text).after or {}) if envelope == "wrapped" else _CELLS.decode(text)
-        except _UNDECODABLE as why:
-            raise place.bad(
-                number, f"not a changefeed message: {why}: {shorten(text)}", "correct the file: was it cut or joined?"
-            ) from None
-        for column, raw in cells.items():
-            if column != META:
+            cells = cells_of(text, envelope)
+        except UNDECODABLE as why:
+            raise place.bad(number, f"not a changefeed message: {why}: {shorten(text)}", CUT) from None
+        for name, raw in cells.items():
+            column = former.get(name, name)
+            if column not in seen.strings and column not in ignored:
                 seen.see(column, bytes(raw), number)
-    return seen.wishes()
+    return seen.wishes(place.near)

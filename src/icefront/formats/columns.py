@@ -8,9 +8,10 @@ Nothing passes through a double that was not declared one, and nothing is trunca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from math import isfinite
 from operator import attrgetter
 from types import GenericAlias
 from typing import Any, NoReturn
@@ -121,14 +122,15 @@ def _wire(kind: IcebergType, *, raw_strings: bool) -> Any:
     raise ConfigError(f"a column of type {kind} cannot be read from JSON", f"use one of: {_READABLE}")
 
 
-def record(name: str, wires: Mapping[str, Any], more: Sequence[tuple[str, Any, Any]] = ()) -> type[msgspec.Struct]:
+def record(name: str, wires: Mapping[str, Any], unset: Collection[str] = ()) -> type[msgspec.Struct]:
     """Define a struct with these members, in order; its attributes are f0, f1, … since column names may be anything.
 
-    An unknown member is an error, a missing one is null.
+    An unknown member is an error, a missing one is null, or UNSET where that is to be told apart.
     """
-    fields = [(f"f{i}", kind, RAW_NULL if kind is msgspec.Raw else None) for i, kind in enumerate(wires.values())]
+    nulls = {c: msgspec.UNSET if c in unset else RAW_NULL if kind is msgspec.Raw else None for c, kind in wires.items()}
+    fields = [(f"f{i}", kind, nulls[column]) for i, (column, kind) in enumerate(wires.items())]
     names = {f"f{i}": column for i, column in enumerate(wires)}
-    return msgspec.defstruct(name, [*fields, *more], rename=names, forbid_unknown_fields=True, gc=False, eq=False)
+    return msgspec.defstruct(name, fields, rename=names, forbid_unknown_fields=True, gc=False, eq=False)
 
 
 def fit(values: Sequence[Any], kind: IcebergType, arrow: pa.DataType) -> Fitted:
@@ -170,7 +172,10 @@ def array(values: Sequence[Any], kind: IcebergType, arrow: pa.DataType) -> pa.Ar
 def exact_as_double(text: str) -> bool:
     """Say whether a number's text survives the way through a double."""
     number = float(text)
-    return Decimal(text) in {Decimal(repr(number)), Decimal(number)} if abs(number) != float("inf") else False
+    try:
+        return isfinite(number) and Decimal(text) in {Decimal(repr(number)), Decimal(number)}
+    except InvalidOperation:  # an exponent beyond what even a Decimal can hold
+        return False
 
 
 # ── strings and raw slices ────────────────────────────────────────────────────────────────────────────────────────────

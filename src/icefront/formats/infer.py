@@ -13,7 +13,7 @@ Null says nothing: a column with nothing but nulls has no type yet and is left o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from icefront.core.ports import Wish
 from icefront.formats.columns import exact_as_double
@@ -24,9 +24,10 @@ _FRACTION = frozenset(b".eE")
 
 
 class Sightings:
-    """Values of undeclared columns as they are met, line by line."""
+    """Values of undeclared columns as they are met, line by line. Of `strings` nothing more can be learned."""
 
     def __init__(self, place: Place) -> None:
+        self.strings: set[str] = set()
         self._place = place
         self._types: dict[str, str] = {}
         self._first: dict[str, int] = {}
@@ -35,16 +36,16 @@ class Sightings:
 
     def see(self, column: str, json: bytes, index: int) -> None:
         known = self._types.get(column)
-        if known == "string" or (known == "long" and len(json) < 16 and json.isdigit()):
-            return  # nothing can change any more, or nothing does: most values
+        if known == "long" and len(json) < 16 and json.isdigit():
+            return  # most values
         seen = self._classify(column, json, index)
         if seen is None:
             return
         if known is None:
-            self._types[column] = seen
             self._first[column] = index
-        elif known != seen:
-            self._types[column] = join(known, seen)
+        self._types[column] = seen if known is None else join(known, seen)
+        if self._types[column] == "string":
+            self.strings.add(column)
 
     def _classify(self, column: str, json: bytes, index: int) -> str | None:
         match json[0]:
@@ -68,8 +69,8 @@ class Sightings:
         if abs(number) > _EXACT_LIMIT and column not in self._not_double and not exact_as_double(json.decode()):
             self._not_double[column] = index, json
 
-    def wishes(self) -> dict[str, Wish]:
-        """Return a type for each column that showed a value; raises BadRow where a number fits none."""
+    def wishes(self, where: Callable[[int], str]) -> dict[str, Wish]:
+        """Return a type for each column that showed a value; raises BadRow where a number fits none. `where` names a line."""
         for column, kind in self._types.items():
             troubles = {"long": self._not_long, "double": self._not_double}.get(kind, {})
             if column in troubles:
@@ -79,7 +80,7 @@ class Sightings:
                     f"column {column}: {shorten(json)} is not exact as {kind}, which its values suggest",
                     f'declare the column: columns: {{{column}: "decimal(p,s)"}}, or string',
                 )
-        return {c: Wish(c, kind, self._place.at(self._first[c])) for c, kind in self._types.items()}
+        return {c: Wish(c, kind, where(self._first[c])) for c, kind in self._types.items()}
 
 
 def _surely_exact(json: bytes) -> bool:
@@ -105,11 +106,6 @@ def unite(wishes: Iterable[Wish]) -> tuple[Wish, ...]:
         kind = _wider(known.type, wish.type) if wish.widens else join(known.type, wish.type)
         united[wish.column] = Wish(wish.column, kind, known.where, known.widens)
     return tuple(united.values())
-
-
-def merge(*inferences: Mapping[str, Wish]) -> dict[str, Wish]:
-    """Put the inferences of several chunks together."""
-    return {wish.column: wish for wish in unite(w for inference in inferences for w in inference.values())}
 
 
 def _wider(one: str, other: str) -> str:

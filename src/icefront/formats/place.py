@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from icefront.core.errors import BadRow
 
@@ -11,14 +12,27 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A chunk of lines: the file, and the number of the chunk's first line (the file's first is 1)."""
+    """A chunk of lines: the file, and the number of the chunk's first line (the file's first is 1).
+
+    Where reading began in the middle of the file, `before` counts the lines before that; it is asked only when somebody will
+    look for the line.
+    """
 
     path: str
     line: int = 1
+    before: Callable[[], int] | None = None
+
+    def plus(self, lines: int) -> Place:
+        """Return the place so many lines further on."""
+        return replace(self, line=self.line + lines)
 
     def at(self, index: int) -> str:
         """Name the chunk's line number `index` (from 0)."""
-        return f"{self.path}:{self.line + index}"
+        return f"{self.path}:{(self.before() if self.before else 0) + self.line + index}"
+
+    def near(self, index: int) -> str:
+        """Name the line if that costs nothing, else only the file."""
+        return self.path if self.before else self.at(index)
 
     def bad(self, index: int, fact: str, next_step: str) -> BadRow:
         return BadRow(f"{self.at(index)}: {fact}", next_step)

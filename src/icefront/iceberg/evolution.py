@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
@@ -80,7 +80,16 @@ def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
         return None
     if policy.add_column != "evolve":
         raise _refused(wish, f"the table has no column {wish.column} ({wish.type})", "schema.add_column", policy.add_column)
+    if (twin := _twin(wish.column, schema.column_names)) is not None:
+        raise SchemaRefused(
+            f"{wish.where}: column {wish.column} differs from the table's {twin} only in case, and Spark could tell neither by its name",
+            "rename one of them in the source, or set schema.add_column: ignore",
+        )
     return Add(wish.column, parse_type(wish.type))
+
+
+def _twin(column: str, others: Iterable[str]) -> str | None:
+    return next((other for other in others if other != column and other.lower() == column.lower()), None)
 
 
 def _widen(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
@@ -127,6 +136,11 @@ def new_schema(columns: Mapping[str, str], keys: Sequence[str]) -> Schema:
         raise ConfigError(
             f"key column {', '.join(missing)} is not among the columns {', '.join(columns) or '(none)'}",
             "correct `keys` or `columns`",
+        )
+    if twins := [(name, twin) for name in columns if (twin := _twin(name, columns)) is not None]:
+        raise SchemaRefused(
+            f"columns {twins[0][0]} and {twins[0][1]} differ only in case, and Spark could tell neither by its name",
+            "rename one of them in the source",
         )
     fields = [
         NestedField(field_id=i, name=name, field_type=parse_type(text), required=name in keys)

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 JavaObject = Any
+CATALOG_RACES = 2
+"""Drivers that start at once may both make the tables of a new JDBC catalog: who comes second finds them the next time."""
 # PySpark turns some Java exceptions into Python ones of its own.
 JAVA_ERRORS = (Py4JError, CapturedException)
 REBASES = 4
+"""How many conflicts with other commits one attempt of ours takes in its stride."""
 
 
 class LazyHead(Head):
@@ -113,12 +117,13 @@ class _Fence:
 
     def __init__(self, check: Callable[[JavaObject], None]) -> None:
         self._check = check
-        self.onto: JavaObject = None
+        self.transaction: JavaObject = None
         self.error: Exception | None = None
 
     def validate(self, _snapshots: JavaObject) -> bool:
         try:
-            self._check(self.onto)
+            # The transaction's own view is exactly what is being committed onto; nobody else's refresh moves it.
+            self._check(self.transaction.table().operations().current())
         except Exception as error:
             self.error = error
             raise
@@ -175,10 +180,16 @@ class Gateway:
         # Spark looks catalogs up through the thread's own session, and a new thread has none.
         self.sessions.setActiveSession(self.session)
         try:
-            return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
+            for _ in range(CATALOG_RACES):
+                with suppress(ConnectionFailed):
+                    return self._open(name)
+            return self._open(name)
         except Stopped as error:
             what = error.fact.removeprefix("the catalog said: ")
             raise ConfigError(f"catalog {name} cannot be opened: {what}", f"check catalogs.{name} in icefront.yaml") from error
+
+    def _open(self, name: str) -> JavaObject:
+        return call(lambda: self.spark_util.loadIcebergCatalog(self.session, name))
 
     def load(self, name: str) -> JavaTable | None:
         """Load a table by its full name; None when it does not exist."""
@@ -261,6 +272,7 @@ class JavaTable:
         self.name = name
         self.table = table
         self.uuid = table.uuid().toString()
+        self.trouble: ConnectionFailed | None = None
 
     def refresh(self) -> None:
         """Read the table's current state; a table dropped or recreated meanwhile is `Replaced`."""
@@ -316,6 +328,7 @@ class JavaTable:
 
         Then look again: such changes are planned anew from what the table is by then.
         """
+        self.trouble = None
         try:
             commit()
         except JAVA_ERRORS as error:
@@ -324,6 +337,7 @@ class JavaTable:
             if not isinstance(failed := translate(error), ConnectionFailed):
                 raise failed from error
             log.warning("the catalog did not confirm a change; looking", table=self.name, error=failed.fact)
+            self.trouble = failed
             return False
         return True
 
@@ -337,11 +351,7 @@ class JavaTable:
         check: Callable[[Head], None],
         before_commit: Callable[[], None] = lambda: None,
     ) -> Landed | NotLanded:
-        """Commit files, summary and mark in one step, under a fence evaluated in each attempt.
-
-        The step is the catalog's own compare-and-swap. Iceberg's `commitTransaction` around it would clean up after a refusal,
-        also when the commit had landed and only a repetition of its request was refused: the table could not be read any more.
-        """
+        """Commit files, summary and mark in one step, under a fence evaluated in each attempt."""
         remembered = {**properties, summary.mark_property(pipeline): mark.to_json()}
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
         answer: Landed | NotLanded = NotLanded("nothing was tried")
@@ -349,7 +359,7 @@ class JavaTable:
             try:
                 transaction = self._change(fence, files, entries, remembered)
                 before_commit()
-                transaction.underlyingOps().commit(transaction.startMetadata(), transaction.currentMetadata())
+                self._swap(transaction)
                 return self._find(pipeline, mark)
             except JAVA_ERRORS as error:
                 answer = fence.judge(error)
@@ -362,7 +372,7 @@ class JavaTable:
     ) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
         transaction = self.table.newTransaction()
-        fence.onto = transaction.startMetadata()
+        fence.transaction = transaction
         update = self._snapshot_update(transaction, files)
         update.validateWith(fence)
         for key, value in entries.items():
@@ -373,6 +383,14 @@ class JavaTable:
             remembered.set(key, value)
         remembered.commit()
         return transaction
+
+    def _swap(self, transaction: JavaObject) -> None:
+        """Send a change to the catalog, once: its compare-and-swap and nothing around it.
+
+        Iceberg's `commitTransaction` would clean up after a refusal, also when the commit had landed and only a repetition of its
+        request was refused: the table could not be read any more.
+        """
+        transaction.underlyingOps().commit(transaction.startMetadata(), transaction.currentMetadata())
 
     def _find(self, pipeline: str, mark: Mark) -> Landed | NotLanded:
         """Find our snapshot: by now the table's newest may already be somebody else's."""

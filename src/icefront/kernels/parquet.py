@@ -87,12 +87,7 @@ class TableLayout:
 
     def check(self) -> None:
         """Refuse table properties that ask for what is not written here."""
-        for name in ("write.format.default", "write.delete.format.default"):
-            if self.properties.get(name, "parquet").lower() != "parquet":
-                raise ConfigError(
-                    f"{self.table}: {name} is {self.properties[name]}, only parquet is written",
-                    f"ALTER TABLE {self.table} SET TBLPROPERTIES ('{name}'='parquet')",
-                )
+        check_format(self.table, self.properties)
         plan(self.schema, self.properties)
 
     @cached_property
@@ -109,6 +104,16 @@ class TableLayout:
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in {"schema", "spec", "keys"}}
+
+
+def check_format(table: str, properties: Mapping[str, str]) -> None:
+    """Refuse file formats other than Parquet."""
+    for name in ("write.format.default", "write.delete.format.default"):
+        if properties.get(name, "parquet").lower() != "parquet":
+            raise ConfigError(
+                f"{table}: {name} is {properties[name]}, only parquet is written",
+                f"take it out of `properties`; of a table that exists: ALTER TABLE {table} SET TBLPROPERTIES ('{name}'='parquet')",
+            )
 
 
 @dataclass(frozen=True)

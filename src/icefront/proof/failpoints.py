@@ -1,7 +1,8 @@
 """Failpoints: named places before and after each durable step, where a test may strike.
 
 Off by default and then free: one look at an empty mapping. Armed through the environment, e.g.
-``ICEFRONT_FAILPOINTS="publish.before-commit=kill@2"``: at the second passing the process dies.
+``ICEFRONT_FAILPOINTS="publish.before-commit=kill@2"``: at the second passing the process dies
+(``pause@2+4``: at the second it is frozen, and once more at the fourth).
 
     kill    SIGKILL to this process        pause   SIGSTOP to this process
     raise   an exception                   delay:S sleep S seconds
@@ -11,10 +12,42 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from icefront.core.errors import ConfigError
+
 ENVIRONMENT = "ICEFRONT_FAILPOINTS"
+FAILPOINTS: Mapping[str, str] = {
+    "observe.before": "S0: the source was not asked yet",
+    "observe.after": "S0: the source said what is resolved",
+    "table.before": "a new table is about to be created",
+    "table.after": "the table exists, without a mark",
+    "claim.before": "the mark was read, the claim is not built yet",
+    "claim.before-commit": "the claim is about to be committed",
+    "claim.after": "the claim was committed",
+    "partitioning.before": "a change of partitioning is about to be committed",
+    "partitioning.after": "the partitioning was changed",
+    "write.before": "S1: no file of the epoch is written yet",
+    "write.after": "S1: every split has reported its files",
+    "schema.before": "a change of schema is about to be committed",
+    "schema.after": "the schema was changed, nothing is written under it yet",
+    "stage.before": "S2: the epoch is not noted yet",
+    "stage.after": "S2: the epoch is noted",
+    "publish.before": "S3: the commit is not built yet",
+    "publish.before-commit": "S3: row delta, summary and mark are about to be committed",
+    "publish.after": "S3: the epoch was committed",
+    "heartbeat.before": "S3 of an epoch without changes: the commit is not built yet",
+    "heartbeat.before-commit": "S3 of an epoch without changes: about to be committed",
+    "heartbeat.after": "S3 of an epoch without changes: committed",
+    "note.before": "S4: the publication is not noted yet",
+    "note.after": "S4: the publication is noted",
+    "release.before": "S5: the source is not released yet",
+    "release.after": "S5: the source was released",
+}
+ACTIONS = ("kill", "pause", "raise", "delay:S")
 
 
 class FailpointError(Exception):
@@ -24,20 +57,34 @@ class FailpointError(Exception):
 @dataclass(slots=True)
 class _Armed:
     action: str
-    passing: int
+    passings: frozenset[int]
     seen: int = 0
 
 
-def _parse(text: str) -> dict[str, _Armed]:
-    armed = {}
-    for part in filter(None, text.split(",")):
-        name, _, what = part.partition("=")
-        action, _, passing = what.partition("@")
-        armed[name.strip()] = _Armed(action.strip(), int(passing or 1))
-    return armed
+def parse(text: str) -> dict[str, _Armed]:
+    """Read `name=action@passings,…`; raises ConfigError on a name or an action that does not exist."""
+    return dict(_parse_one(part) for part in filter(None, text.split(",")))
 
 
-_armed = _parse(os.environ.get(ENVIRONMENT, ""))
+def _parse_one(part: str) -> tuple[str, _Armed]:
+    name, _, what = (piece.strip() for piece in part.partition("="))
+    action, _, passings = what.partition("@")
+    if name not in FAILPOINTS:
+        raise ConfigError(f'{ENVIRONMENT}: there is no failpoint "{name}"', f"known are {', '.join(FAILPOINTS)}")
+    numbers = (passings or "1").split("+")
+    if not _is_action(action) or not all(number.isdecimal() for number in numbers):
+        raise ConfigError(
+            f'{ENVIRONMENT}: {name} is armed with "{what}"', f"write one of {', '.join(ACTIONS)}, with @N if not at once"
+        )
+    return name, _Armed(action, frozenset(map(int, numbers)))
+
+
+def _is_action(action: str) -> bool:
+    kind, _, seconds = action.partition(":")
+    return seconds.replace(".", "", 1).isdecimal() if kind == "delay" else action in ACTIONS
+
+
+_armed = parse(os.environ.get(ENVIRONMENT, ""))
 
 
 def failpoint(name: str) -> None:
@@ -48,18 +95,18 @@ def failpoint(name: str) -> None:
     if armed is None:
         return
     armed.seen += 1
-    if armed.seen == armed.passing:
+    if armed.seen in armed.passings:
         _strike(name, armed.action)
 
 
 def _strike(name: str, action: str) -> None:
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "pause":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif action == "raise":
-        raise FailpointError(name)
-    elif action.startswith("delay:"):
-        time.sleep(float(action.removeprefix("delay:")))
-    else:
-        raise ValueError(f"failpoint {name}: unknown action {action!r} (kill, pause, raise, delay:S)")
+    match action.partition(":"):
+        case "kill", _, _:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "pause", _, _:
+            # To this very thread: sent to the process, another one might take it, and this one go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        case "delay", _, seconds:
+            time.sleep(float(seconds))
+        case _:
+            raise FailpointError(name)

@@ -22,15 +22,18 @@ _SECRET_NAME = re.compile(
 )
 _PASSWORD_INSIDE = re.compile(r"://[^/@\s]*:[^/@\s]+@|[?&;]password=", re.IGNORECASE)
 _STEP = "write ${env:NAME} or ${file:path} in its place"
+_TELLTALE = 4
+_known: set[str] = set()
 
 
 class Secret:
-    """A text that never prints. `reveal` is the only way to it."""
+    """A text that never prints. `reveal` is the only way to it; in what libraries say it is `masked`."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: str) -> None:
         self._value = value
+        _known.update(part for part in (value, *value.split(":")) if len(part) >= _TELLTALE)
 
     def reveal(self) -> str:
         return self._value
@@ -56,6 +59,13 @@ class Secret:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "pattern": r"\$\{(env|file):"}
+
+
+def masked(text: str) -> str:
+    """Return a text without the secrets of this process: libraries quote them in their messages."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 class Filled(str):

@@ -40,7 +40,7 @@ from icefront.iceberg import evolution, summary
 from icefront.iceberg.java import Gateway, JavaObject, JavaTable, Unanswered
 from icefront.iceberg.partitions import PartitionField
 from icefront.kernels.net import check_keys
-from icefront.kernels.parquet import IcebergEpochWriter, TableLayout
+from icefront.kernels.parquet import IcebergEpochWriter, TableLayout, check_format
 from icefront.proof.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class IcebergTarget:
     write_properties: Mapping[str, str] = field(default_factory=dict)
     io_properties: Mapping[str, str] = field(default_factory=dict)
     policy: evolution.Policy = field(default_factory=evolution.Policy)
+    sequence_by: str | None = None
     retries: int = 5
 
 
@@ -113,6 +114,7 @@ class IcebergSink:
         columns = declared | {w.column: w.type for w in wishes if w.column not in declared}
         schema = evolution.new_schema(columns, wanted.keys)
         properties = {"format-version": str(wanted.format_version), **wanted.write_properties, **wanted.properties}
+        check_format(self.target, properties)
         partition_by = wanted.partition_by or ()
         self._check_partition_columns(schema.column_names)
         failpoint("table.before")
@@ -193,9 +195,8 @@ class IcebergSink:
                 self._back_off(attempt)
             self._refresh()
             yield attempt
-        raise CommitUncertain(
-            f"{what} of {self.target} could not be changed in {attempts} attempts: others kept committing, or nothing was confirmed",
-            "run it again",
+        raise self._live().trouble or CommitUncertain(
+            f"{what} of {self.target} could not be changed in {attempts} attempts: others kept committing", "run it again"
         )
 
     def _back_off(self, attempt: int) -> None:
@@ -288,6 +289,9 @@ class IcebergSink:
             "mode": wanted.mode,
             "deletes": wanted.deletes,
             "spec": self._spec().spec_id,
+            "sequence": wanted.sequence_by,
+            "renames": dict(wanted.policy.renames),
+            "add_column": wanted.policy.add_column,
         }
         return hashlib.sha256(canonical(facts).encode()).hexdigest()
 
@@ -330,7 +334,19 @@ class IcebergSink:
     def present(self, staged: Staged) -> bool:
         table = self._live()
         io = load_file_io({**table.io_properties(), **self._wanted.io_properties}, table.table.location())
-        return all(_exists(io, f.path, f.size) for f in staged.files)
+        return not self._replaced_columns(staged) and all(_exists(io, f.path, f.size) for f in staged.files)
+
+    def _replaced_columns(self, staged: Staged) -> list[str]:
+        """Name the columns that are others by now: what was written for them would read as null."""
+        metadata = self._live().metadata()
+        then, now = metadata.schemasById().get(staged.schema_id), metadata.schema()
+        if then is None or now.schemaId() == staged.schema_id:
+            return []
+        ids = [{f.name: f.field_id for f in self._parse(schema).fields} for schema in (then, now)]
+        return sorted(name for name, field_id in ids[0].items() if ids[1].get(name, field_id) != field_id)
+
+    def _parse(self, schema: JavaObject) -> Schema:
+        return Schema.model_validate_json(self._gateway.schema_parser.toJson(schema))
 
     def publish(self, staged: Staged, onto: Mark) -> Outcome:
         return self._converse(publishing(Publication(staged, onto), retries=self._wanted.retries))
@@ -389,6 +405,9 @@ class IcebergSink:
         def check(head: Head) -> None:
             if isinstance(intent, Publication):
                 self._check_layout(intent.staged)
+            else:
+                # Here once more: two pipelines may have found the table empty in the same moment.
+                self._check_company()
             fence(head, intent)
 
         failpoint(f"{step}.before")
@@ -401,7 +420,8 @@ class IcebergSink:
             check,
             before_commit=lambda: failpoint(f"{step}.before-commit"),
         )
-        failpoint(f"{step}.after")
+        if isinstance(answer, Landed):
+            failpoint(f"{step}.after")
         return answer
 
     def _check_layout(self, staged: Staged) -> None:
@@ -414,6 +434,11 @@ class IcebergSink:
                 f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew"
             )
         schema = metadata.schema()
+        if replaced := self._replaced_columns(staged):
+            raise Stopped(
+                f"column {', '.join(replaced)} of {self.target} was dropped and added again since the epoch was written",
+                "start the pipeline again: the epoch is written anew",
+            )
         for equality_id in {i for f in staged.files for i in f.equality_ids}:
             if schema.findField(equality_id) is None:
                 raise SchemaRefused(

@@ -62,7 +62,13 @@ class Place:
         value = position.value()
         if not value:
             return cls()
-        return cls(Timestamp.parse(value["resolved"]), Timestamp.parse(value["from"]), int(value["since"]))
+        try:
+            return cls(Timestamp.parse(value["resolved"]), Timestamp.parse(value["from"]), int(value["since"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Stopped(
+                f"{position.text[:200]} is not a position in a changefeed",
+                "the target was written from another kind of source: give the pipeline another name, or load into a new table",
+            ) from error
 
     @property
     def frontier(self) -> Timestamp:
@@ -118,6 +124,9 @@ class Changefeed:
         self._lows: dict[str, Timestamp] = {}
         self._planned: set[Epoch] = set()
         self._released = ORIGIN
+        # The last observation: a poll that finds nothing new weighs no file again, however many there are.
+        self._question: tuple[Position, tuple[str, ...], int] | None = None
+        self._answer = Observation((), ORIGIN)
 
     # ── who and what ───────────────────────────────────────────────────────────────────────
     def identity(self) -> Identity:
@@ -127,8 +136,7 @@ class Changefeed:
     def tables(self, after: Position) -> Sequence[str]:
         """Name the topics that have files with changes after `after`, as far as can be told without reading them."""
         place = Place.of(after)
-        self.catalogue.look(place.low)
-        known = self.catalogue.tables()
+        known = self.catalogue.tables(place.low)
         return sorted(t for t in known if known[t] >= place.low or self._holding(t, place.frontier, None, place))
 
     @_one_at_a_time
@@ -141,14 +149,15 @@ class Changefeed:
             self._keys[table] = tuple(found)
         return self._keys[table]
 
-    def reader(self, table: str, keys: Sequence[str], ignored: Collection[str] = ()) -> ChangefeedReader:
-        return ChangefeedReader(self.store, table, tuple(keys), self._envelope, ignored=frozenset(ignored))
+    def reader(
+        self, table: str, keys: Sequence[str], ignored: Collection[str] = (), renames: Mapping[str, str] = {}
+    ) -> ChangefeedReader:
+        return ChangefeedReader(self.store, table, tuple(keys), self._envelope, ignored=frozenset(ignored), renames=dict(renames))
 
     @_one_at_a_time
     def sample(self, table: str) -> Collection[str]:
         """Name the columns that the table's first rows have: cheap, and only a hint."""
-        lines = b"\n".join(self._first_lines(table))
-        return messages.infer(lines, messages.Place(self.store.where(), 1), self._envelope).keys()
+        return messages.columns(self._first_lines(table), self._envelope)
 
     def _first_lines(self, table: str) -> list[bytes]:
         if not any(True for _ in self.catalogue.files(table)):
@@ -171,9 +180,13 @@ class Changefeed:
         if fresh:
             self.catalogue.look(place.low)
             self.catalogue.confirm(fresh)
-        self._check_not_behind(place)
-        frontiers = [r.next() for r in self.catalogue.confirmed_after(place.resolved)]
-        return Observation(self._cuts(frontiers, place, tables), self._earliest(place))
+        question = after, tuple(tables), self.catalogue.version
+        if question != self._question:
+            self._check_not_behind(place)
+            frontiers = [r.next() for r in self.catalogue.confirmed_after(place.resolved)]
+            self._answer = Observation(self._cuts(frontiers, place, tables), self._earliest(place))
+            self._question = question
+        return self._answer
 
     def _check_not_behind(self, place: Place) -> None:
         newest = self.catalogue.newest_seen()

@@ -9,6 +9,7 @@ covers was written before it, but a listing that is under way may have passed by
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -18,7 +19,7 @@ import structlog
 
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.sources.changefeed_names import DataName, ResolvedName, day_of, is_day, parse_name
-from icefront.sources.changefeed_store import Entry, Stat, Store
+from icefront.sources.changefeed_store import Entry, Stat, Store, unreachable
 
 COMPRESSION = 8  # a compressed file is taken to hold so many times its bytes
 ROOT = ""
@@ -45,14 +46,6 @@ class FeedFile:
         return self.size * COMPRESSION if self.codec else self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A resolved timestamp and when its file was written, as the store tells it."""
-
-    timestamp: Timestamp
-    mtime: int
-
-
 @dataclass(slots=True)
 class Work:
     """How much listing was done: what makes a poll cheap or dear."""
@@ -63,17 +56,23 @@ class Work:
 
 @dataclass(slots=True)
 class Catalogue:
-    """The files of one feed. Files never change once listed; a name seen is not looked at again."""
+    """The files of one feed. Files never change once listed; a name seen is not looked at again.
+
+    `version` grows with whatever is learned or forgotten: as long as it stays, so does every answer.
+    """
 
     store: Store
     work: Work = field(default_factory=Work)
+    version: int = 0
     _names: dict[str, set[str]] = field(default_factory=dict)
     _files: dict[str, dict[str, FeedFile]] = field(default_factory=dict)
     _tables: dict[str, Timestamp] = field(default_factory=dict)
     _ends: dict[str, Timestamp] = field(default_factory=dict)
-    _seen: dict[Timestamp, Resolved] = field(default_factory=dict)
-    _confirmed: set[Timestamp] = field(default_factory=set)
+    _seen: dict[Timestamp, int] = field(default_factory=dict)  # resolved timestamps, and when their files were written
+    _fresh: set[Timestamp] = field(default_factory=set)  # of these: not confirmed yet
+    _in_order: list[Timestamp] | None = None  # the same again; None when it has to be sorted anew
     _covered: str | None = None
+    _named: str | None = None  # like `_covered`, but for the tables' names, which are not forgotten
     _warned: bool = False
 
     # ── listing ────────────────────────────────────────────────────────────────────────────
@@ -87,26 +86,28 @@ class Catalogue:
         covered, newest, first_day = self._covered, self.newest_seen(), horizon(since)
         if covered is not None and covered <= first_day and newest is not None:
             first_day = max(first_day, horizon(newest))
-        known = self._known(ROOT)
+        before = known = self._known(ROOT)
         if covered is not None and first_day < covered:
             # Going back in time: files in the root may have been forgotten, so their names are read again.
-            self._names[ROOT] = set()
+            known = self._names[ROOT] = set()
         folders: list[str] = []
         self.work.folders += 1
         for entry in self.store.top():
-            if entry.name in self._known(ROOT):
+            if entry.name in known:
                 continue
             if is_day(entry.name) and entry.is_folder:
                 if entry.name >= first_day:
                     folders.append(entry.name)
             else:
-                self._note(ROOT, entry, late=covered is not None and entry.name not in known)
+                self._note(ROOT, entry, late=covered is not None and entry.name not in before)
         for folder in sorted(folders):
             self.work.folders += 1
+            known = self._known(folder)
             for entry in self.store.walk(folder):
-                if entry.name not in self._known(folder):
+                if entry.name not in known:
                     self._note(folder, entry, late=covered is not None and folder >= covered)
         self._covered = first_day if covered is None else min(covered, first_day)
+        self._named = first_day if self._named is None else min(self._named, first_day)
         self._check_newest(newest)
 
     def cover(self, since: Timestamp) -> None:
@@ -131,13 +132,14 @@ class Catalogue:
         self._known(folder).add(entry.name)
 
     def _add(self, path: str, what: DataName | ResolvedName, stat: Stat, *, late: bool) -> None:
+        self.version += 1
         match what:
             case DataName(timestamp=timestamp, topic=topic, schema_id=schema_id, codec=codec):
                 file = FeedFile(path, timestamp, topic, schema_id, codec, stat.size, stat.mtime, late)
                 self._files.setdefault(topic, {}).setdefault(path, file)
                 self._tables[topic] = max(timestamp, self._tables.get(topic, timestamp))
             case ResolvedName(timestamp=timestamp):
-                self._seen.setdefault(timestamp, Resolved(timestamp, stat.mtime))
+                self._see(timestamp, stat.mtime)
 
     def _warn(self, folder: str, name: str) -> None:
         if not self._warned and name[:1] not in "._" and name.endswith((".ndjson", ".ndjson.gz", ".ndjson.zst")):
@@ -145,26 +147,45 @@ class Catalogue:
             _log.warning("not a changefeed file: ignored, and others like it", folder=self.store.where(folder), name=name)
 
     # ── resolved timestamps ────────────────────────────────────────────────────────────────
+    def _see(self, resolved: Timestamp, mtime: int) -> None:
+        if resolved not in self._seen:
+            self._seen[resolved] = mtime
+            self._fresh.add(resolved)
+            self._in_order = None
+
+    def _unsee(self, resolved: Timestamp) -> None:
+        self.version += 1
+        del self._seen[resolved]
+        self._fresh.discard(resolved)
+        self._in_order = None
+
+    def _resolved(self) -> list[Timestamp]:
+        if self._in_order is None:
+            self._in_order = sorted(self._seen, key=lambda r: (r.wall, r.logical))
+        return self._in_order
+
     def unconfirmed(self) -> frozenset[Timestamp]:
-        return frozenset(self._seen.keys() - self._confirmed)
+        return frozenset(self._fresh)
 
     def confirm(self, seen: frozenset[Timestamp]) -> None:
         """Accept what was seen before the last listing began."""
-        self._confirmed |= seen & self._seen.keys()
+        self.version += 1
+        self._fresh -= seen
 
     def newest_seen(self) -> Timestamp | None:
-        return max(self._seen, default=None)
+        return self._resolved()[-1] if self._seen else None
 
     def oldest_seen(self) -> Timestamp | None:
-        return min(self._seen, default=None)
+        return self._resolved()[0] if self._seen else None
 
     def confirmed_after(self, timestamp: Timestamp | None) -> list[Timestamp]:
-        return sorted(r for r in self._confirmed if timestamp is None or r > timestamp)
+        resolved = self._resolved()
+        first = 0 if timestamp is None else bisect_right(resolved, timestamp)
+        return [r for r in resolved[first:] if r not in self._fresh]
 
     def written(self, resolved: Timestamp) -> int | None:
         """Return when the file of a resolved timestamp was written, in the store's milliseconds."""
-        found = self._seen.get(resolved)
-        return found.mtime if found else None
+        return self._seen.get(resolved)
 
     def _check_newest(self, before: Timestamp | None) -> None:
         """Compare the newest RESOLVED file's contents with its name, once.
@@ -182,8 +203,9 @@ class Catalogue:
             self._forget_resolved(newest, path)
         elif inside < newest:
             _log.warning("a RESOLVED file holds another timestamp than its name", file=self.store.where(path), inside=str(inside))
-            mtime = self._seen.pop(newest).mtime
-            self._seen.setdefault(inside, Resolved(inside, mtime))
+            mtime = self._seen[newest]
+            self._unsee(newest)
+            self._see(inside, mtime)
 
     def _resolved_path(self, resolved: Timestamp) -> str | None:
         name = f"{resolved.name()}.RESOLVED"
@@ -197,17 +219,19 @@ class Catalogue:
         file = self.store.open(path)
         try:
             text = bytes(file.read(4096))
+        except OSError as error:
+            raise unreachable(self.store.where(path), error) from error
         finally:
             file.close()
         try:
             return Timestamp.parse(msgspec.json.decode(text)["resolved"])
-        except (msgspec.DecodeError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _forget_resolved(self, resolved: Timestamp, path: str) -> None:
         _log.warning("a RESOLVED file does not hold a timestamp: ignored until it does", file=self.store.where(path))
         self._look_again(path)
-        del self._seen[resolved]
+        self._unsee(resolved)
 
     def _look_again(self, path: str) -> None:
         folder, slash, name = path.partition("/")
@@ -217,8 +241,14 @@ class Catalogue:
             self._known(ROOT).discard(path)
 
     # ── data files ─────────────────────────────────────────────────────────────────────────
-    def tables(self) -> Mapping[str, Timestamp]:
-        """Name all tables that ever had a file here, with the greatest name timestamp of each."""
+    def tables(self, since: Timestamp) -> Mapping[str, Timestamp]:
+        """Look for new files, and name all tables that ever had one, with the greatest name timestamp of each.
+
+        Files are forgotten, tables are not: the past is listed only once, however often somebody asks for all that there are.
+        """
+        newest = self.newest_seen()
+        is_known = self._named is not None and self._named <= horizon(since)
+        self.look(newest if is_known and newest is not None else since)
         return self._tables
 
     def files(self, table: str) -> Iterator[FeedFile]:
@@ -233,6 +263,7 @@ class Catalogue:
         file = self._files.get(table, {}).get(path)
         if file is None:
             return
+        self.version += 1
         if size is not None and size > file.size:
             # It has grown since it was listed, so it may grow again: look at it anew.
             del self._files[table][path]
@@ -242,6 +273,7 @@ class Catalogue:
 
     def forget(self, resolved: Timestamp, frontier: Timestamp, low: Timestamp) -> None:
         """Drop what is not needed any more: files read to their end before `frontier`, and everything named long before `low`."""
+        self.version += 1
         first_day = horizon(low)
         first = Timestamp.parse_name(first_day.replace("-", "").ljust(33, "0")) if first_day else ORIGIN
         for files in self._files.values():
@@ -253,8 +285,7 @@ class Catalogue:
         for folder in [f for f in self._names if f != ROOT and f < first_day]:
             del self._names[folder]
         for old in [r for r in self._seen if r < resolved]:
-            del self._seen[old]
-            self._confirmed.discard(old)
+            self._unsee(old)
         if self._covered is not None:
             self._covered = max(self._covered, first_day)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date
+from typing import NoReturn
 
 from icefront.core.errors import ConfigError, Stopped
 from icefront.core.timestamps import Timestamp
@@ -25,11 +26,12 @@ CODECS = {None: "", ".gz": "gzip", ".zst": "zstd"}
 # CockroachDB has proposed to put before the session (a version of the naming scheme, a second timestamp) are let through.
 _DATA = re.compile(
     r"(?P<timestamp>\d{33})-(?:\$\d+-)?(?:\d{33}-)?[0-9A-Za-z]+-\d+-\d+-[0-9a-f]{8,}"
-    r"-(?P<topic>.+)-(?P<schema>[0-9a-f]+)\.ndjson(?P<codec>\.gz|\.zst)?"
+    r"-(?P<topic>.+)-(?P<schema>[0-9a-f]+)\.ndjson(?P<codec>\.gz|\.zst)?",
+    re.ASCII,
 )
-_RESOLVED = re.compile(r"(?P<timestamp>\d{33})\.RESOLVED")
-_OURS = re.compile(r"\d{33}-.*\.(?P<format>ndjson|json|csv|parquet|avro)(?:\.gz|\.zst)?")
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_RESOLVED = re.compile(r"(?P<timestamp>\d{33})\.RESOLVED", re.ASCII)
+_OURS = re.compile(r"\d{33}-.*\.(?P<format>ndjson|json|csv|parquet|avro)(?:\.gz|\.zst)?", re.ASCII)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
@@ -92,7 +94,7 @@ def _timestamp(digits: str) -> Timestamp | None:
         return None
 
 
-def _refuse(name: str, format_: str) -> None:
+def _refuse(name: str, format_: str) -> NoReturn:
     if format_ != "ndjson":
         raise ConfigError(
             f"the changefeed writes {format_} files ({name}); newline-delimited JSON is read",

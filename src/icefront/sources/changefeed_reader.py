@@ -7,20 +7,22 @@ a single line that is larger makes a chunk grow, up to a limit.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import BadRow
-from icefront.core.ports import LOGICAL, WALL, Report, Split, Wish
+from icefront.core.ports import Report, Split, Wish
 from icefront.core.timestamps import Timestamp
 from icefront.formats import changefeed as messages
+from icefront.formats.place import Place
+from icefront.formats.stamps import NONE, Tally
 from icefront.sources.changefeed_catalogue import FeedFile
 from icefront.sources.changefeed_splits import Part, parts_of
 from icefront.sources.changefeed_store import Store, unreachable
@@ -35,38 +37,42 @@ _DAMAGED = ("Truncated compressed stream", "zlib", "ZSTD", "inflate", "decompres
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some whole lines: where they begin in the (uncompressed) file, and the lines of this part before them."""
+    """Some whole lines, and where they begin in the (uncompressed) file."""
 
     text: bytes
     offset: int
-    lines_before: int
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Findings:
     """What reading a split adds up to."""
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    tally: Tally = NONE
+    wishes: tuple[Wish, ...] = ()
 
-    def note(self, part: Part, chunk: Chunk, changes: pa.Table) -> None:
+    def note(self, part: Part, chunk: Chunk, decoded: messages.Decoded) -> None:
         file = self.files.setdefault(part.path, {"max": None, "rows": 0, "bytes": 0, "plain": not part.codec})
-        file["rows"] += changes.num_rows
+        file["rows"] += decoded.tally.read
         file["bytes"] += len(chunk.text)
-        self.counts["read"] += changes.num_rows
-        greatest = _greatest(changes)
+        greatest = decoded.tally.greatest
         if greatest is not None and (file["max"] is None or greatest > Timestamp.parse(file["max"])):
             file["max"] = str(greatest)
+        self.tally += decoded.tally
+        self.wish(decoded.wishes)
+
+    def wish(self, wishes: Iterable[Wish]) -> None:
+        self.wishes = messages.unite([*self.wishes, *wishes])
 
     def report(self, split: Split, table: str) -> Report:
-        counts = {name: self.counts[name] for name in ("read", "below", "inside", "beyond")}
-        return Report(split.number, {"table": table, "files": self.files}, counts, tuple(self.wishes.values()))
+        tally = self.tally
+        counts = {"read": tally.read, "below": tally.below, "inside": tally.inside, "beyond": tally.beyond}
+        return Report(split.number, {"table": table, "files": self.files}, counts, self.wishes)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangefeedReader:
-    """Reads splits of one table."""
+    """Reads splits of one table. `renames` maps a column's name to the one it had, by which older lines call it."""
 
     store: Store
     table: str
@@ -75,6 +81,7 @@ class ChangefeedReader:
     chunk_bytes: int = CHUNK
     line_limit: int = LINE_LIMIT
     ignored: frozenset[str] = frozenset()
+    renames: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, split: Split, epoch: Epoch, schema: Schema) -> Iterator[pa.Table | Report]:
         """Yield the changes inside `epoch`; those below it were published, those beyond wait for their epoch.
@@ -82,93 +89,73 @@ class ChangefeedReader:
         After the first wish nothing more is yielded, but all of the split's wishes are collected:
         the schema is to change once, not once per column.
         """
-        decoder = messages.Decoder(schema, self.keys, self.envelope, self.ignored)
-        tally = _Tally()
+        decoder = messages.Decoder(schema, self.keys, self.envelope, self.ignored, self.renames)
+        findings = _Findings()
         for part in parts_of(split):
+            place = self._place(part)
             for chunk in self._chunks(part):
-                decoded = self._decode(decoder, part, chunk)
-                _add_wishes(tally.wishes, decoded.wishes)
-                tally.note(part, chunk, decoded.changes)
-                inside = _inside(decoded.changes, epoch, tally.counts)
-                if inside.num_rows and not tally.wishes:
-                    yield inside
-        yield tally.report(split, self.table)
+                order = (part.rank << 40) + chunk.offset  # a line's number is never above its offset
+                decoded = decoder.decode(chunk.text, place, order, epoch)
+                findings.note(part, chunk, decoded)
+                place = place.plus(decoded.lines)
+                if decoded.changes.num_rows and not findings.wishes:
+                    yield decoded.changes
+        yield findings.report(split, self.table)
 
     def infer(self, split: Split, epoch: Epoch) -> Report:
-        """Wish for every column that the split's rows have, inside the epoch or not."""
-        del epoch
-        tally = _Tally()
+        """Wish for every column that the split's rows inside the epoch have, except those that are ignored."""
+        findings = _Findings()
         for part in parts_of(split):
+            place = self._place(part)
             for chunk in self._chunks(part):
-                place = self._near(part, chunk)
-                try:
-                    found = messages.infer(chunk.text, place, self.envelope)
-                except BadRow:
-                    found = messages.infer(chunk.text, self._place(part, chunk), self.envelope)
-                tally.wishes = messages.merge(tally.wishes, found)
-        return tally.report(split, self.table)
+                found = messages.infer(chunk.text, place, self.envelope, epoch=epoch, ignored=self.ignored, renames=self.renames)
+                findings.wish(found.values())
+                place = place.plus(chunk.text.count(b"\n"))
+        return findings.report(split, self.table)
 
-    def _decode(self, decoder: messages.Decoder, part: Part, chunk: Chunk) -> messages.Decoded:
-        order = (part.rank << 40) + chunk.offset  # a line's number is never above its offset
-        try:
-            decoded = decoder.decode(chunk.text, self._near(part, chunk), order)
-        except BadRow:
-            if not part.begin:
-                raise
-            decoded = None
-        if decoded is None or (decoded.wishes and part.begin):
-            # Somebody will look for this line, so it is worth counting the lines before it.
-            return decoder.decode(chunk.text, self._place(part, chunk), order)
-        return decoded
+    def _place(self, part: Part) -> Place:
+        """Say where a part's first line is; in the middle of a file that costs reading what is before it, if somebody asks."""
+        where = self.store.where(part.path)
+        if not part.begin:
+            return Place(where)
+        # The line that the cut falls into belongs to the part before.
+        return Place(where, 2, cache(partial(self._line_ends, part, part.begin)))
 
-    def _near(self, part: Part, chunk: Chunk) -> messages.Place:
-        """Say where a chunk is as far as that costs nothing: a part in the middle does not know its line numbers."""
-        path = self.store.where(part.path)
-        return messages.Place(f"{path}@byte {part.begin}" if part.begin else path, 1 + chunk.lines_before)
-
-    def _place(self, part: Part, chunk: Chunk) -> messages.Place:
-        file = self.store.open(part.path)
-        lines, left = 0, chunk.offset
-        try:
-            while left and (block := _read(file, min(left, self.chunk_bytes), part, self.store)):
-                lines += block.count(b"\n")
-                left -= len(block)
-        finally:
-            file.close()
-        return messages.Place(self.store.where(part.path), 1 + lines)
+    def _line_ends(self, part: Part, offset: int) -> int:
+        """Count the line ends before an offset."""
+        count = 0
+        with self._opened(part, 0) as stream:
+            while offset and (block := _read(stream, min(offset, self.chunk_bytes), part, self.store)):
+                count += block.count(b"\n")
+                offset -= len(block)
+        return count
 
     # ── bytes into whole lines ─────────────────────────────────────────────────────────────
-    def _chunks(self, part: Part) -> Iterator[Chunk]:
-        file = self.store.open(part.path, part.begin)
-        stream = pa.CompressedInputStream(file, part.codec) if part.codec else file
+    @contextmanager
+    def _opened(self, part: Part, begin: int) -> Iterator[Any]:
+        file = self.store.open(part.path, begin)
         try:
-            yield from self._lines(stream, part)
+            yield pa.CompressedInputStream(file, part.codec) if part.codec else file
         finally:
             file.close()
 
-    def _lines(self, stream: Any, part: Part) -> Iterator[Chunk]:
-        offset, held = self._first_line(stream, part)
-        lines = 0
-        while part.end is None or offset <= part.end:
-            block = _read(stream, self.chunk_bytes, part, self.store)
-            held += block
-            stop = self._whole(held, offset, part, last=not block)
-            if stop:
-                text, held = held[:stop], held[stop:]
-                yield Chunk(text, offset, lines)
-                offset += stop
-                lines += text.count(b"\n")
-            if not block:
-                return
-            if len(held) > self.line_limit:
-                place = (
-                    self._place(part, Chunk(b"", offset, lines))
-                    if not part.codec
-                    else self._near(part, Chunk(b"", offset, lines))
-                )
-                raise place.bad(
-                    0, f"this line is longer than {self.line_limit} bytes", "is this a file of newline-delimited JSON?"
-                )
+    def _chunks(self, part: Part) -> Iterator[Chunk]:
+        with self._opened(part, part.begin) as stream:
+            offset, held = self._first_line(stream, part)
+            while part.end is None or offset <= part.end:
+                block = _read(stream, self.chunk_bytes, part, self.store)
+                held += block
+                stop = self._whole(held, offset, part, last=not block)
+                if stop:
+                    text, held = held[:stop], held[stop:]
+                    yield Chunk(text, offset)
+                    offset += stop
+                if not block:
+                    return
+                if len(held) > self.line_limit:
+                    place = Place(self.store.where(part.path), 1, partial(self._line_ends, part, offset))
+                    fact = f"this line is longer than {self.line_limit} bytes"
+                    raise place.bad(0, fact, "is this a file of newline-delimited JSON?")
 
     def _first_line(self, stream: Any, part: Part) -> tuple[int, bytes]:
         """Find the first line that the part owns: its offset, and what has been read of it."""
@@ -205,48 +192,6 @@ def _read(stream: Any, size: int, part: Part, store: Store) -> bytes:
         raise unreachable(where, error) from error
 
 
-# ── timestamps ─────────────────────────────────────────────────────────────────────────────
-def _greatest(changes: pa.Table) -> Timestamp | None:
-    if not changes.num_rows:
-        return None
-    wall = pc.max(changes[WALL])
-    logical = pc.max(changes[LOGICAL].filter(pc.equal(changes[WALL], wall)))
-    return Timestamp(wall.as_py(), logical.as_py())
-
-
-def _inside(changes: pa.Table, epoch: Epoch, counts: Counter[str]) -> pa.Table:
-    """Choose the changes inside the epoch, and count all."""
-    if not changes.num_rows:
-        return changes
-    span = pc.min_max(changes[WALL])
-    if epoch.lower.wall < span["min"].as_py() and span["max"].as_py() < epoch.upper.wall:
-        counts["inside"] += changes.num_rows
-        return changes
-    below = _before(changes, epoch.lower)
-    before_upper = _before(changes, epoch.upper)
-    inside = changes.filter(pc.and_not(before_upper, below))
-    counts["below"] += pc.sum(below).as_py()
-    counts["beyond"] += changes.num_rows - pc.sum(before_upper).as_py()
-    counts["inside"] += inside.num_rows
-    return inside
-
-
-def _before(changes: pa.Table, timestamp: Timestamp) -> Any:
-    wall, logical = changes[WALL], changes[LOGICAL]
-    same = pc.and_(pc.equal(wall, timestamp.wall), pc.less(logical, timestamp.logical))
-    return pc.or_(pc.less(wall, timestamp.wall), same)
-
-
-def _add_wishes(known: dict[str, Wish], wishes: Sequence[Wish]) -> None:
-    """Join new columns' types over chunks. Of several widenings of a column the first will do: reading again asks for more."""
-    for wish in wishes:
-        old = known.get(wish.column)
-        if old is None:
-            known[wish.column] = wish
-        elif old.widens is None and wish.widens is None:
-            known.update(messages.merge({wish.column: old}, {wish.column: wish}))
-
-
 # ── keys ───────────────────────────────────────────────────────────────────────────────────
 def first_lines(store: Store, files: Iterable[FeedFile], count: int) -> list[bytes]:
     """Return up to `count` lines of the first files."""
@@ -255,7 +200,7 @@ def first_lines(store: Store, files: Iterable[FeedFile], count: int) -> list[byt
         for file in files:
             reader = ChangefeedReader(store, file.table, (), chunk_bytes=1 << 16)
             for chunk in reader._chunks(Part(file.path, file.codec, 0, 0, None, file.size)):  # noqa: SLF001 - the same module
-                yield from chunk.text.splitlines()
+                yield from chunk.text.split(b"\n")
 
     return list(islice(lines(), count))
 
@@ -287,7 +232,7 @@ def _message(line: bytes) -> tuple[dict[str, str], list[str]] | None:
     try:
         message = json.loads(line, parse_float=lambda text: ("number", text), parse_int=lambda text: ("number", text))
         row, key = message["after"], message["key"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(key, list):
         return None

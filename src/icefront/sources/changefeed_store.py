@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs as pafs
 
 from icefront.core.errors import ConfigError, ConnectionFailed, Overcompacted
 
+_USE = "use a directory, file:///… or s3://bucket/prefix"
 _REFUSALS = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
@@ -71,17 +72,20 @@ class Store(Protocol):
 
 def open_store(location: str, properties: Mapping[str, str]) -> Store:
     """Return the store for a path, a file: URI or an s3: URI."""
-    parts = urlsplit(location)
+    try:
+        parts = urlsplit(location)
+    except ValueError as error:
+        raise ConfigError(f"the changefeed's location cannot be read as a URI: {error}", _USE) from error
     match parts.scheme:
-        case "" | "file":
-            return LocalStore(str(Path(parts.path if parts.scheme else location).resolve()))
-        case "s3" | "s3a":
+        case "":
+            return LocalStore(str(Path(location).resolve()))
+        case "file":
+            return LocalStore(str(Path(unquote(parts.path)).resolve()))
+        case "s3" | "s3a" if parts.netloc:
             return S3Store(f"{parts.netloc}{parts.path}".strip("/"), tuple(sorted(properties.items())))
         case other:
-            raise ConfigError(
-                f"the changefeed's location {parts.scheme}://{parts.hostname or ''}{parts.path} has the scheme {other!r}",
-                "use a directory, file:///… or s3://bucket/prefix",
-            )
+            shown = f"{other}://{parts.hostname or ''}{parts.path}"
+            raise ConfigError(f"the changefeed's location {shown} has the scheme {other!r} and the host {parts.hostname!r}", _USE)
 
 
 # ── a directory ────────────────────────────────────────────────────────────────────────────
@@ -99,6 +103,8 @@ class _LocalEntry:
             found = self.found.stat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise unreachable(self.found.path, error) from error
         return Stat(found.st_size, found.st_mtime_ns // 1_000_000)
 
 
@@ -137,11 +143,10 @@ class LocalStore:
 
     def open(self, path: str, offset: int = 0) -> Any:
         try:
-            file = open(self.where(path), "rb", buffering=0)  # noqa: SIM115, PTH123 - the caller closes it, after long reads
-        except FileNotFoundError as error:
+            with _in_our_words(self.where(path)):
+                file = open(self.where(path), "rb", buffering=0)  # noqa: SIM115, PTH123 - the caller closes it, after long reads
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise vanished(self.where(path)) from error
-        except PermissionError as error:
-            raise _not_allowed(self.where(path)) from error
         file.seek(offset)
         return file
 
@@ -209,7 +214,14 @@ class S3Store:
 @lru_cache(maxsize=8)
 def _s3(properties: tuple[tuple[str, str], ...]) -> Any:
     """Connect once per process and set of properties."""
-    given = dict(properties)
+    try:
+        return pafs.S3FileSystem(**_options(dict(properties)))
+    except ValueError as error:
+        raise ConfigError(f"the store's s3.… properties cannot be used: {error}", "correct them") from error
+
+
+def _options(given: Mapping[str, str]) -> dict[str, object]:
+    """Say Iceberg's properties as Arrow calls them."""
     options: dict[str, object] = {
         "access_key": given.get("s3.access-key-id"),
         "secret_key": given.get("s3.secret-access-key"),
@@ -223,7 +235,7 @@ def _s3(properties: tuple[tuple[str, str], ...]) -> Any:
         options["endpoint_override"] = parts.netloc or endpoint
         options["scheme"] = parts.scheme or "https"
         options["force_virtual_addressing"] = given.get("s3.path-style-access", "true").lower() != "true"
-    return pafs.S3FileSystem(**{name: value for name, value in options.items() if value is not None})
+    return {name: value for name, value in options.items() if value is not None}
 
 
 # ── errors ─────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from icefront.core.errors import BadRow, ConfigError, IcefrontError
 from icefront.core.files import ClosedFile, deduplicate
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, EpochWriter
+from icefront.kernels.codes import encode
 from icefront.kernels.net import net
 from icefront.spark.session import ship_package
 
@@ -101,15 +102,32 @@ def as_changes(rows: pa.Table, work: FrameWork) -> pa.Table:
             raise BadRow(f"{rows[key].null_count} rows have a null in key column {key}", "filter them out, or choose other keys")
     columns = {f.name: _cast(rows, f) for f in arrow}
     count = rows.num_rows
-    order = np.arange(count, dtype=np.int64)
-    if work.sequence_by is not None:
-        # Rank, not value: any orderable type will do, and ties keep their order of arrival.
-        order = _ranks(rows[work.sequence_by])
+    # Rank, not value: any orderable type will do.
+    order = _ranks(rows[work.sequence_by]) if work.sequence_by is not None else np.zeros(count, dtype=np.int64)
     columns[OP] = _operations(rows, work.op)
     columns[WALL] = pa.array(order)
+    _refuse_ties(pa.table(columns), work)
     columns[LOGICAL] = pa.array(np.zeros(count, dtype=np.int32))
     columns[ORDER] = pa.array(np.arange(count, dtype=np.int64))
     return pa.table(columns)
+
+
+def _refuse_ties(changes: pa.Table, work: FrameWork) -> None:
+    """Refuse changes of one key that nothing orders, unless they say the same: the shuffle brings rows in any order."""
+    codes, count = encode([changes[key] for key in work.keys])
+    if count == changes.num_rows:
+        return
+    wall = changes[WALL].to_numpy()
+    order = np.lexsort((wall, codes))
+    one, other = order[:-1], order[1:]
+    tied = (codes[one] == codes[other]) & (wall[one] == wall[other])
+    for first, second in zip(*(changes.take(pa.array(rows[tied])).to_pylist() for rows in (one, other)), strict=True):
+        if repr(first) != repr(second):
+            key = ", ".join(f"{name}={first[name]!r}" for name in work.keys)
+            by = f"the same {work.sequence_by}" if work.sequence_by else "no sequence_by to order them"
+            raise BadRow(
+                f"two different changes of {key} in one batch, with {by}", "name a column that orders changes of one key"
+            )
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -11,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JNetworkError
+
 import icefront
+from icefront.core.errors import ConnectionFailed
 from icefront.spark import jars
 from icefront.spark.java import require_java
 
@@ -89,6 +93,30 @@ def package_zip() -> Path:
             if path.is_file() and "__pycache__" not in path.parts:
                 archive.write(path, Path("icefront") / path.relative_to(root))
     return target
+
+
+@contextmanager
+def living(spark: SparkSession) -> Iterator[None]:
+    """Say so when the JVM has ended: all that py4j knows of it is a refused connection."""
+    try:
+        yield
+    except (ConnectionError, Py4JNetworkError) as error:
+        if (code := _exit_code(spark)) is None:
+            raise
+        raise ConnectionFailed(
+            f"the JVM that Spark runs in has ended (exit {code})",
+            "see spark.log beside the state, then run again: what is staged is published as it is",
+        ) from error
+
+
+def _exit_code(spark: SparkSession) -> int | None:
+    """Return how the JVM ended; None while it lives, or where somebody else started it."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 — PySpark has no other name for it
+    try:
+        # A process closes its connections a moment before it is gone.
+        return int(process.wait(5)) if process is not None else None
+    except subprocess.TimeoutExpired:
+        return None
 
 
 @contextmanager

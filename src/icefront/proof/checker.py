@@ -1,0 +1,393 @@
+"""The checker: what must hold of a pipeline's table after every fault, found out without the writer's code.
+
+    feed ──── oracle ──────▶ rows at a frontier ─┐
+    table ─── Spark ───────▶ rows at a snapshot ─┤
+    metadata  PyIceberg ───▶ snapshots and files ├─▶ violations
+    notes ─── SQLite ──────▶ staged files ───────┤
+    log ───── of the runs ─▶ released frontiers ─┘
+
+It looks as often as it is asked to and remembers what it saw: every published snapshot is compared once, and a file that was
+staged or committed has to stay as it was for as long as anything refers to it. What is wrong is a value, not an exception.
+
+Rows whose first key is at least `FOREIGN` belong to a foreign writer, who names them in the summary of its snapshots: the feed
+never says such keys, and none of these rows may be lost either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from icefront.proof.oracle import Difference, Key, Row, compare
+
+At = tuple[int, int]
+FOREIGN = 10**15
+FOREIGN_ROWS = "foreign.rows"
+"""The summary entry in which a foreign writer names the keys that it appends, separated by commas."""
+_SHOWN = 3
+
+
+class Kind(StrEnum):
+    """What may be wrong."""
+
+    ROWS = "rows"  # a snapshot differs from the feed at its frontier
+    FOREIGN = "foreign-rows"  # a foreign writer's rows were lost or doubled
+    ADDED_TWICE = "added-twice"  # one file is added by two snapshots
+    REMOVED = "removed"  # a staged or committed file is gone
+    CHANGED = "changed"  # a staged or committed file was written again
+    BACK = "frontier-back"  # a frontier, or the branch itself, went back
+    GAP = "gap"  # an epoch does not begin where the one before it ended
+    EPOCH_TWICE = "epoch-twice"  # two snapshots publish the same epoch
+    CLAIM = "claim"  # a claim changed something
+    MARK = "mark"  # the mark is not where the branch is
+    RELEASED = "released"  # the source was released above the frontier
+    UNREADABLE = "unreadable"  # the table cannot be read any more
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be: where, what had to be there, and what is."""
+
+    kind: str
+    where: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}: expected {self.expected}, found {self.found}"
+
+    def to_dict(self) -> dict[str, str]:
+        return {"kind": str(self.kind), "where": self.where, "expected": self.expected, "found": self.found}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: one target of one pipeline, and how to see its sides."""
+
+    pipeline: str
+    keys: tuple[str, ...]
+    load: Callable[[], Table | None]
+    read: Callable[[int], Iterable[Row]]
+    """Rows of one snapshot, by an engine that applies equality deletes."""
+    expected: Callable[[str], Mapping[Key, Row]]
+    """Rows at a printed frontier, from the feed."""
+    state: Path
+
+
+# ── what was seen ──────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A file as it was when first seen; `written` is its time of writing, where the storage has one that tells."""
+
+    size: int
+    sha256: str
+    written: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes, sha256 {self.sha256[:12]}…, written at {self.written}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Where the branch stands after one of its snapshots."""
+
+    frontier: At = (0, 0)
+    foreign: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Checker:
+    """Looks at one target; `violations` holds what it found so far, each once."""
+
+    subject: Subject
+    violations: list[Violation] = field(default_factory=list)
+    snapshots: int = 0
+    rows: int = 0
+    epochs: set[str] = field(default_factory=set)
+    frontier: At = (0, 0)
+    _passed: dict[int, _Passed] = field(default_factory=dict)
+    _head: int | None = None
+    _added: dict[str, int] = field(default_factory=dict)
+    _sights: dict[str, Sight] = field(default_factory=dict)
+    _forgiven: set[str] = field(default_factory=set)
+    _manifests: dict[str, Sequence[_Entry]] = field(default_factory=dict)
+
+    def check(self, released: Iterable[str] = ()) -> Sequence[Violation]:
+        """Look at everything that is new, and at all files; return what was not known before.
+
+        `released` are printed frontiers that runs have released before this was called.
+        """
+        before = len(self.violations)
+        notes = staged_notes(self.subject.state)
+        for violation in self._found(notes, released):
+            if violation not in self.violations:
+                self.violations.append(violation)
+        return self.violations[before:]
+
+    @property
+    def frontier_text(self) -> str:
+        return _print(self.frontier)
+
+    def committed(self, path: str) -> bool:
+        """Say whether some snapshot has added this file."""
+        return path in self._added
+
+    def forgive(self, paths: Iterable[str]) -> None:
+        """Take note that somebody else removes these files on purpose."""
+        self._forgiven |= set(paths)
+
+    def _found(self, notes: Sequence[Mapping[str, Any]], released: Iterable[str]) -> Iterator[Violation]:
+        try:
+            table = self.subject.load()
+            if table is not None:
+                yield from self._branch(table)
+                # An older state file may still note what was published long ago: that is staged no more.
+                staged = files_of(note for note in notes if _at(note["upper"]) > self.frontier)
+                yield from self._files(table.io, {**staged, **self._committed(table)})
+            yield from self._released(released)
+        except Exception as error:  # noqa: BLE001 — whatever hinders reading is what is to be told
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            yield Violation(Kind.UNREADABLE, f"the table at snapshot {self._head}", "a table that can be read", said)
+
+    # ── snapshots ──────────────────────────────────────────────────────────────────────────
+    def _branch(self, table: Table) -> Iterator[Violation]:
+        """Walk what the branch has got since the last look, oldest first."""
+        new, onto = self._new(table.metadata)
+        if onto != self._head:
+            yield Violation(Kind.BACK, "the branch", f"snapshot {self._head} as an ancestor", f"it goes on from snapshot {onto}")
+        self._head = onto
+        for snapshot in new:
+            at = self._passed.get(snapshot.parent_snapshot_id or 0, _Passed())
+            self._head = snapshot.snapshot_id
+            yield from self._added_by(table.io, snapshot)
+            yield from self._step(table, snapshot, at)
+        self.frontier = self._passed.get(self._head or 0, _Passed()).frontier
+        yield from self._mark(table.metadata)
+
+    def _new(self, metadata: TableMetadata) -> tuple[Sequence[Snapshot], int | None]:
+        """Return the snapshots that were not seen yet, and the one that they go on from."""
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        new: list[Snapshot] = []
+        at = metadata.current_snapshot_id
+        while at is not None and at not in self._passed and at in by_id:
+            new.append(by_id[at])
+            at = by_id[at].parent_snapshot_id
+        return new[::-1], at
+
+    def _step(self, table: Table, snapshot: Snapshot, before: _Passed) -> Iterator[Violation]:
+        """Check one snapshot against the one before it, and its rows against the feed."""
+        said = dict(snapshot.summary.additional_properties) if snapshot.summary else {}
+        where = f"snapshot {snapshot.snapshot_id}"
+        theirs = frozenset(int(key) for key in said.get(FOREIGN_ROWS, "").split(",") if key)
+        if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
+            self._passed[snapshot.snapshot_id] = _Passed(before.frontier, before.foreign | theirs)
+            return
+        frontier = _at(said["icefront.frontier"])
+        self._passed[snapshot.snapshot_id] = _Passed(frontier, before.foreign)
+        if frontier < before.frontier:
+            yield Violation(Kind.BACK, where, f"a frontier of at least {_print(before.frontier)}", _print(frontier))
+        if "icefront.claim" in said:
+            yield from _claim(where, said, frontier, before)
+            return
+        epoch, lower = said["icefront.epoch-id"], _at(said["icefront.lower"])
+        if lower != before.frontier:
+            yield Violation(Kind.GAP, where, f"an epoch from {_print(before.frontier)}", f"from {_print(lower)}")
+        if epoch in self.epochs:
+            yield Violation(Kind.EPOCH_TWICE, where, "an epoch that no other snapshot has", epoch)
+        self.epochs.add(epoch)
+        yield from self._rows_at(table, snapshot, said["icefront.frontier"], before.foreign)
+
+    def _mark(self, metadata: TableMetadata) -> Iterator[Violation]:
+        text = metadata.properties.get(f"icefront.mark.{self.subject.pipeline}")
+        marked = _at(json.loads(text)["frontier"]) if text else (0, 0)
+        if marked != self.frontier:
+            yield Violation(Kind.MARK, f"snapshot {self._head}", f"a mark at {_print(self.frontier)}", _print(marked))
+
+    def _released(self, released: Iterable[str]) -> Iterator[Violation]:
+        for frontier in released:
+            if _at(frontier) > self.frontier:
+                yield Violation(Kind.RELEASED, "the source", f"at most {_print(self.frontier)}", frontier)
+
+    # ── rows ───────────────────────────────────────────────────────────────────────────────
+    def _rows_at(self, table: Table, snapshot: Snapshot, frontier: str, foreign: frozenset[int]) -> Iterator[Violation]:
+        where = f"snapshot {snapshot.snapshot_id} at {frontier}"
+        yield from self._compare(table, snapshot, frontier, foreign, self.subject.read(snapshot.snapshot_id), where)
+        self.snapshots += 1
+
+    def _compare(
+        self, table: Table, snapshot: Snapshot, frontier: str, foreign: frozenset[int], rows: Iterable[Row], where: str
+    ) -> Iterator[Violation]:
+        schema_id = snapshot.schema_id if snapshot.schema_id is not None else table.metadata.current_schema_id
+        schema = table.schemas()[schema_id]
+        key = self.subject.keys[0]
+        read = list(rows)
+        theirs = sorted(row[key] for row in read if row[key] >= FOREIGN)
+        ours = [row for row in read if row[key] < FOREIGN]
+        self.rows += len(read)
+        if theirs != sorted(foreign):
+            yield Violation(Kind.FOREIGN, where, _few(sorted(foreign)), _few(theirs))
+        expected = self.subject.expected(frontier)
+        if difference := compare(expected, ours, schema, self.subject.keys, _SHOWN):
+            yield Violation(Kind.ROWS, where, f"{len(expected)} rows as the feed says", f"{len(ours)} rows, {_told(difference)}")
+
+    def check_with(self, engine: str, read: Callable[[Table], Iterable[Row]]) -> Sequence[Violation]:
+        """Compare the table as it is now, read by another engine."""
+        before = len(self.violations)
+        table = self.subject.load()
+        snapshot = table.current_snapshot() if table else None
+        if table is None or snapshot is None or snapshot.snapshot_id not in self._passed:
+            return ()
+        passed = self._passed[snapshot.snapshot_id]
+        where = f"snapshot {snapshot.snapshot_id} by {engine}"
+        try:
+            found = list(self._compare(table, snapshot, _print(passed.frontier), passed.foreign, read(table), where))
+        except Exception as error:  # noqa: BLE001 — whatever hinders reading is what is to be told
+            found = [Violation(Kind.UNREADABLE, where, "a table that can be read", f"{type(error).__name__}: {error}"[:400])]
+        self.violations += found
+        return self.violations[before:]
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────
+    def _added_by(self, io: FileIO, snapshot: Snapshot) -> Iterator[Violation]:
+        """Check that no file that this snapshot brings came with another one."""
+        for manifest in snapshot.manifests(io):
+            if manifest.added_snapshot_id != snapshot.snapshot_id:
+                continue
+            for entry in self._entries(io, manifest):
+                if entry.status != ManifestEntryStatus.ADDED:
+                    continue
+                first = self._added.setdefault(entry.path, snapshot.snapshot_id)
+                if first != snapshot.snapshot_id:
+                    yield Violation(
+                        Kind.ADDED_TWICE, entry.path, f"only snapshot {first}", f"snapshot {snapshot.snapshot_id} too"
+                    )
+
+    def _committed(self, table: Table) -> dict[str, int]:
+        """Name what the snapshots that there are refer to, with the sizes that they remember."""
+        files: dict[str, int] = {}
+        for snapshot in table.metadata.snapshots:
+            files[snapshot.manifest_list] = -1
+            for manifest in snapshot.manifests(table.io):
+                files[manifest.manifest_path] = manifest.manifest_length
+                live = (e for e in self._entries(table.io, manifest) if e.status != ManifestEntryStatus.DELETED)
+                files |= {entry.path: entry.size for entry in live}
+        return files
+
+    def _entries(self, io: FileIO, manifest: ManifestFile) -> Sequence[_Entry]:
+        if manifest.manifest_path not in self._manifests:
+            read = manifest.fetch_manifest_entry(io, discard_deleted=False)
+            self._manifests[manifest.manifest_path] = [
+                _Entry(e.status, e.data_file.file_path, e.data_file.file_size_in_bytes) for e in read
+            ]
+        return self._manifests[manifest.manifest_path]
+
+    def _files(self, io: FileIO, files: Mapping[str, int]) -> Iterator[Violation]:
+        """Check that every file is as it was when it was first seen; what nothing refers to any more is forgotten."""
+        self._sights = {path: sight for path, sight in self._sights.items() if path in files}
+        for path, size in files.items():
+            if path in self._forgiven:
+                continue
+            now = look_at(io, path)
+            known = self._sights.setdefault(path, now) if now else self._sights.get(path)
+            if now is None:
+                yield Violation(Kind.REMOVED, path, str(known or f"{size} bytes"), "no file")
+            elif now != known:
+                yield Violation(Kind.CHANGED, path, str(known), str(now))
+            elif size not in {-1, now.size}:
+                yield Violation(Kind.CHANGED, path, f"{size} bytes, as was noted", str(now))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    status: ManifestEntryStatus
+    path: str
+    size: int
+
+
+def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -> Iterator[Violation]:
+    if frontier > before.frontier:
+        yield Violation(Kind.CLAIM, where, f"the frontier {_print(before.frontier)}", _print(frontier))
+    if changed := {name: value for name, value in said.items() if name.startswith(("added-", "deleted-", "removed-"))}:
+        yield Violation(Kind.CLAIM, where, "nothing added or removed", str(changed))
+
+
+def look_at(io: FileIO, path: str) -> Sight | None:
+    """Read a whole file; None when there is none."""
+    file = io.new_input(path)
+    try:
+        with file.open() as stream:
+            content = stream.read()
+    except FileNotFoundError:
+        return None
+    place = urlsplit(path)
+    local = place.scheme in {"", "file"}
+    return Sight(len(content), hashlib.sha256(content).hexdigest(), Path(place.path).stat().st_mtime_ns if local else 0)
+
+
+def files_of(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Name the files of staged epochs with their sizes."""
+    return {file["path"]: file["size"] for note in notes for file in map(json.loads, note["files"])}
+
+
+def staged_notes(state: Path) -> Sequence[Mapping[str, Any]]:
+    """Read the notes of staged epochs; a state file that cannot be read has none."""
+    if not state.exists():
+        return ()
+    # Without a log nobody has the file open; the plain read-only mode would leave a log behind.
+    how = "mode=ro" if Path(f"{state}-wal").exists() else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{state.absolute().as_uri()}?{how}", uri=True, timeout=2.0)) as database:
+            return [json.loads(note) for (note,) in database.execute("SELECT note FROM notes")]
+    except (sqlite3.Error, ValueError):
+        return ()
+
+
+def _at(printed: str) -> At:
+    wall, _, logical = printed.partition(".")
+    return int(wall), int(logical)
+
+
+def _print(at: At) -> str:
+    return f"{at[0]}.{at[1]:010d}"
+
+
+def _few(keys: Sequence[int]) -> str:
+    return f"{len(keys)} keys, the last {list(keys[-_SHOWN:])}" if keys else "none"
+
+
+def _told(difference: Difference) -> str:
+    """Say what differs, with a few examples of each kind."""
+    parts = [f"{count} {kind}" for kind, count in difference.counts.items() if count]
+    examples = [*difference.missing, *difference.extra, *difference.repeated, *difference.differing]
+    if difference.absent:
+        parts.append(f"no column {', '.join(sorted(difference.absent))}")
+    return f"{', '.join(parts)}: {'; '.join(str(example)[:200] for example in examples[: 2 * _SHOWN])}"
+
+
+# ── engines ────────────────────────────────────────────────────────────────────────────────
+def by_datafusion(table: Table) -> Iterable[Row]:
+    """Read a table's current rows by iceberg-rust, which shares no code with Spark or Icefront."""
+    context: Any = import_module("datafusion").SessionContext()
+    context.register_table("t", table)
+    found: Iterable[Row] = context.sql("SELECT * FROM t").to_pylist()
+    return found
+
+
+def second_engine() -> str | None:
+    """Name the second engine that reads equality deletes, with its version; None where it is not installed."""
+    return f"DataFusion {metadata.version('datafusion')}" if find_spec("datafusion") else None

@@ -1,0 +1,272 @@
+"""Real `icefront run` processes on a project of their own, to be killed, paused, woken and overtaken.
+
+Project ──start──▶ Driver ─┬─ JVM ── Python workers        all in one session, which ends with us:
+                           └─ what it says: events, stderr  a watchdog kills it when our end of its pipe closes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.sessions import Process, kill_session, look, processes, watch
+from icefront.spark.jars import cache_folder
+from icefront.spark.java import require_java
+from icefront.testing.feeds import ORDERS, Feed, FeedTable
+
+KILLED = -signal.SIGKILL
+FENCED = 4
+PATIENCE = 240.0
+"""Seconds after which a process that should have done something by now is taken to hang."""
+PROGRAM = (sys.executable, "-m", "icefront")
+_POLL = 0.05
+_SMALL = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+# One compiler and one collector: such a process lives for seconds, on a machine that runs several.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+class Unexpected(AssertionError):
+    """A process did not do what it should have; carries the end of what it said."""
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE, what: str = "it did not happen") -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Unexpected(f"{what} within {seconds:.0f} s")
+        time.sleep(_POLL)
+
+
+# ── processes ──────────────────────────────────────────────────────────────────────────────
+class Driver:
+    """One `icefront run`. Leaving its context kills it and all that it started."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._said = Path(tempfile.mkdtemp(prefix="driver-", dir=folder))
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        self._watchdog = watch(self.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def _out(self) -> Path:
+        return self._said / "stdout"
+
+    @property
+    def _err(self) -> Path:
+        return self._said / "stderr"
+
+    # ── what it does ───────────────────────────────────────────────────────────────────────
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it lives. Negative: the signal that ended it."""
+        return self._process.poll()
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Wait for its end."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.fail(f"it did not end within {timeout:.0f} s")
+
+    def expect(self, code: int, timeout: float = PATIENCE) -> Self:
+        """Wait for its end with this exit code."""
+        if (found := self.wait(timeout)) != code:
+            self.fail(f"it ended with {found} instead of {code}")
+        return self
+
+    def wait_until_stopped(self, timeout: float = PATIENCE) -> Self:
+        """Wait until it stands still, paused by a failpoint or by us."""
+        deadline = time.monotonic() + timeout
+        while not self.is_stopped:
+            if self.code is not None or time.monotonic() > deadline:
+                self.fail(f"it was not paused: {f'exit {self.code}' if self.code is not None else 'it still runs'}")
+            time.sleep(_POLL)
+        return self
+
+    @property
+    def is_stopped(self) -> bool:
+        process = look(self.pid)
+        return process is not None and process.state == "T"
+
+    def pause(self) -> None:
+        """Freeze the driver alone, as its own failpoints do: its JVM and workers go on."""
+        self._process.send_signal(signal.SIGSTOP)
+        self.wait_until_stopped()
+
+    def wake(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the driver alone, as a supervisor would: its JVM notices and ends by itself."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill whatever is left of it."""
+        kill_session(self.pid)
+        self._process.wait()
+        self._watchdog.kill()
+        self._watchdog.communicate()
+
+    # ── what belongs to it ─────────────────────────────────────────────────────────────────
+    def jvm(self) -> int | None:
+        """The process id of its JVM; None when there is none, not yet or no more."""
+        return next((p.pid for p in self._session() if p.name == "java"), None)
+
+    def workers(self) -> Sequence[int]:
+        """The process ids of its Python workers, without the daemon that forks them."""
+        session = list(self._session())
+        daemons = {p.pid for p in session if p.parent == self.jvm()}
+        return [p.pid for p in session if p.parent in daemons]
+
+    def _session(self) -> Iterator[Process]:
+        return (p for p in processes() if p.session == self.pid and p.pid != self.pid and p.lives)
+
+    # ── what it said ───────────────────────────────────────────────────────────────────────
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """What it has printed so far, one event per line."""
+        complete = self._out.read_text(encoding="utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines()]
+
+    def epochs(self) -> Sequence[Mapping[str, Any]]:
+        """The epochs that it has published so far."""
+        return [event for event in self.events() if event["event"] == "epoch"]
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(encoding="utf-8", errors="replace")
+
+    def fail(self, what: str) -> NoReturn:
+        """Say what it did not do, with the end of what it said."""
+        raise Unexpected(f"{what}; the end of its stderr:\n{self.stderr[-3000:]}")
+
+
+# ── projects ───────────────────────────────────────────────────────────────────────────────
+class Project:
+    """A folder with a feed of orders, `orders.yaml` and `icefront.yaml`, driven by real `icefront run` processes.
+
+    The feed is empty at first: `project.feed.scan()`, then `advance()`. `settings` go into the pipeline file, `spark` into the
+    session (`spark.master` too), and `catalog` is the project's catalog `lake`: the embedded one if none is given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        catalog: Mapping[str, object] | None = None,
+        spark: Mapping[str, str] | None = None,
+        settings: Mapping[str, object] | None = None,
+        sink: Mapping[str, object] | None = None,
+        program: Sequence[str] = PROGRAM,
+        table: str = "lake.t.orders",
+        feed_table: FeedTable = ORDERS,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.table = table
+        self.program = program
+        self.feed = Feed(folder / "feed", tables=[feed_table], seed=seed, deletes=0.3)
+        self._settings = settings or {}
+        conf = {**_SMALL, **(spark or {})}
+        if _JAVA_OPTIONS not in conf:
+            conf[_JAVA_OPTIONS] = f"{_JAVA} -XX:SharedArchiveFile={class_archive()}"
+        project: dict[str, object] = {"spark": {"master": conf.pop("spark.master", "local[1]"), "conf": conf}}
+        if catalog is not None:
+            project["catalogs"] = {"lake": dict(catalog)}
+        (folder / "icefront.yaml").write_text(json.dumps(project), encoding="utf-8")
+        self.configure(sink)
+
+    def configure(self, sink: Mapping[str, object] | None = None) -> None:
+        """Write the pipeline file, with these settings for the sink."""
+        pipeline = {
+            "pipeline": "orders",
+            "source": {"changefeed": {"path": "feed/"}},
+            "keys": ["id"],
+            "columns": {"id": "bigint", "amount": "decimal(12,2)", "created_at": "timestamptz"},
+            "sink": {"iceberg": {"table": self.table, **(sink or {})}},
+            "epochs": {"every": "resolved"},
+            **self._settings,
+        }
+        self.file.write_text(json.dumps(pipeline), encoding="utf-8")
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "orders.yaml"
+
+    def start(
+        self,
+        failpoints: str = "",
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] | None = None,
+    ) -> Driver:
+        """Start `icefront run orders.yaml --until caught-up --json` with failpoints armed."""
+        command = [*(program or self.program), "run", self.file.name, "--until", "caught-up", "--json", *arguments]
+        return Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints, **(environment or {})})
+
+    def run(
+        self,
+        failpoints: str = "",
+        *arguments: str,
+        code: int = 0,
+        timeout: float = PATIENCE,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] | None = None,
+    ) -> Driver:
+        """Start, wait for the end, and check the exit code."""
+        with self.start(failpoints, *arguments, environment=environment, program=program) as driver:
+            return driver.expect(code, timeout)
+
+
+# ── a JVM that starts fast ─────────────────────────────────────────────────────────────────
+@cache
+def class_archive() -> Path:
+    """Return Spark's classes as the JVM keeps them in memory, made once on a machine: starting costs half as much with them.
+
+    The JVM itself checks that they are those of its jars, and goes without them if not.
+    """
+    versions = f"{require_java().version} {version('pyspark')} {_JAVA}"
+    archive = cache_folder().parent / f"classes-{hashlib.sha256(versions.encode()).hexdigest()[:12]}.jsa"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            _train(Path(folder), made := Path(folder, "classes.jsa"))
+            made.replace(archive)
+    return archive
+
+
+def _train(folder: Path, archive: Path) -> None:
+    """Run a small pipeline whose JVM writes down at its end what it has loaded."""
+    project = Project(folder, seed=1, spark={_JAVA_OPTIONS: f"{_JAVA} -XX:ArchiveClassesAtExit={archive}"})
+    project.feed.scan(20)
+    project.feed.advance(20)
+    with project.start() as driver:
+        driver.expect(0)
+        wait_until(lambda: driver.jvm() is None, what="the JVM did not write its classes")

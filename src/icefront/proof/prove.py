@@ -1,0 +1,286 @@
+"""Random faults against real processes, and what came of them.
+
+    scene 1 ─ life ─ life ─ … ─ a last run with no faults: it must catch up ─▶ scene 2 ─ …
+                └─ at each of its stops a blow, and a look at everything
+
+A scene has a table of its own and plays every kind of life once, in the order of a shuffled deck; blows are dealt from another
+deck. One seed decides what is done and at which passing of which failpoint; the clock only decides how many lives there are.
+The first thing that must not be ends it, so that the folder shows it as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+from icefront.proof.checker import Violation, by_datafusion, second_engine
+from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
+from icefront.proof.harness import PROGRAM
+from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy
+from icefront.proof.scene import Broken, Cut, Lake, Scene
+
+OVERTIME = 3.0
+"""A run that has not struck with every kind goes on for up to so many times its minutes."""
+_LATE = 2.0
+_PROXY_FAULTS = 3
+"""How many requests are struck during each life."""
+
+
+def needed(minutes: float) -> int:
+    """Say how often every kind has to be struck: once in three minutes, then once for every six."""
+    return 0 if minutes < 3 else max(1, int(minutes / 6))
+
+
+# ── what came of it ────────────────────────────────────────────────────────────────────────
+@dataclass(slots=True)
+class Report:
+    """What was done and seen so far."""
+
+    seed: int
+    minutes: float
+    catalog: str
+    kinds: Mapping[str, str]
+    """Every kind with a line about it."""
+    struck: Counter[str] = field(default_factory=Counter)
+    places: Counter[str] = field(default_factory=Counter)
+    scenes: int = 0
+    lives: int = 0
+    epochs: int = 0
+    changes: int = 0
+    snapshots: int = 0
+    rows: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    engines: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Name the kinds that were not struck often enough."""
+        return [kind for kind in self.kinds if self.struck[kind] < needed(self.minutes)]
+
+    @property
+    def command(self) -> str:
+        where = " --catalog rest --uri …" if self.catalog == "rest" else ""
+        return f"icefront prove --minutes {self.minutes:g} --seed {self.seed}{where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "command": self.command,
+            "catalog": self.catalog,
+            "minutes": self.minutes,
+            "seconds": round(self.seconds, 1),
+            "interrupted": self.interrupted,
+            "engines": self.engines,
+            "scenes": self.scenes,
+            "lives": self.lives,
+            "epochs": self.epochs,
+            "changes": self.changes,
+            "snapshots_checked": self.snapshots,
+            "rows_compared": self.rows,
+            "needed_of_each_kind": needed(self.minutes),
+            "faults": {kind: self.struck[kind] for kind in self.kinds},
+            "not_struck_enough": list(self.missing),
+            "failpoints": dict(sorted(self.places.items())),
+            "violations": [violation.to_dict() for violation in self.violations],
+        }
+
+
+class Display(Protocol):
+    """Where it is shown."""
+
+    def moved(self, report: Report) -> None:
+        """Show how far it is."""
+        ...
+
+    def lived(self, report: Report, what: str) -> None:
+        """Say how one life went."""
+        ...
+
+
+class Deck:
+    """Kinds in a shuffled order: as far as it can be done, each comes once before one comes again."""
+
+    def __init__(self, names: Iterable[str], rng: Random) -> None:
+        self._all = sorted(names)
+        self._rng = rng
+        self._left: list[str] = []
+
+    def deal(self, strike: Callable[[str], bool] = lambda _: True) -> str | None:
+        """Strike with the first kind that can be done now; those that cannot keep their turn."""
+        if not self._left:
+            self._left = self._rng.sample(self._all, len(self._all))
+        again = [name for name in self._rng.sample(self._all, len(self._all)) if name not in self._left]
+        struck = next((name for name in [*self._left, *again] if strike(name)), None)
+        if struck in self._left:
+            self._left.remove(struck)
+        return struck
+
+
+# ── the loop ───────────────────────────────────────────────────────────────────────────────
+class Prove:
+    """One proof in one folder. With `uri`, against a REST catalog of the user's own, through a fault proxy."""
+
+    def __init__(
+        self,
+        folder: Path,
+        display: Display,
+        *,
+        minutes: float,
+        seed: int,
+        uri: str | None = None,
+        keep: bool = False,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        self._folder = folder
+        self._display = display
+        self._uri = uri
+        self._keep = keep
+        self._program = program
+        self._rng = Random(seed)  # noqa: S311 — repeatable, not secret
+        self._blows = Deck(BLOWS, self._rng)
+        self._requests = Deck(RANDOM_FAULTS, self._rng)
+        self._dealt: list[str] = []
+        self._begun = time.monotonic()
+        self._count: Callable[[], None] = lambda: None
+        kinds = {fault.name: fault.about for fault in (FIRST, *LIVES.values(), *BLOWS.values())}
+        if uri is not None:
+            kinds |= {name: _about(name) for name in RANDOM_FAULTS}
+        self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds)
+
+    def __call__(self) -> Report:
+        """Go on until the time is up and every kind was struck, or something is wrong, or Ctrl-C."""
+        self._begun = time.monotonic()
+        try:
+            with ExitStack() as stack:
+                proxy = stack.enter_context(FaultProxy(self._uri, late=_LATE)) if self._uri else None
+                lake = Lake(self._folder / "lake", self._uri, proxy)
+                stack.callback(lake.close)
+                self._play_all(lake)
+        except KeyboardInterrupt:
+            self.report.interrupted = True
+        self.report.seconds = time.monotonic() - self._begun
+        return self.report
+
+    def _play_all(self, lake: Lake) -> None:
+        while not self.report.violations and (self.report.scenes == 0 or not self._over()):
+            self.report.scenes += 1
+            self._play_one(self._folder / f"scene-{self.report.scenes}", lake)
+
+    def _play_one(self, folder: Path, lake: Lake) -> None:
+        scene = Scene(folder, f"prove_{self._rng.getrandbits(32):08x}", self._rng, lake, self._program)
+        past = replace(self.report)
+        self._count = lambda: self._add(past, scene)
+        with scene:
+            try:
+                self._play(scene)
+            except Broken as broken:
+                self.report.violations = [*scene.checker.violations] or [broken.violation]
+            finally:
+                self._count()
+        if not (self._keep or self.report.violations):
+            scene.drop()
+            shutil.rmtree(folder)
+
+    def _play(self, scene: Scene) -> None:
+        """Play every kind of life once, as far as time allows, then let a run without faults catch up."""
+        scene.strike = lambda: self._blow(scene)
+        lives = deque([FIRST, *self._rng.sample(list(LIVES.values()), len(LIVES))])
+        put_off = 0
+        while lives and put_off < len(lives) and not self._over():
+            life = lives.popleft()
+            if not self._wanted(life):
+                continue
+            if self._live(scene, life):
+                put_off = 0
+            else:
+                lives.append(life)
+                put_off += 1
+        self._finish(scene)
+
+    def _live(self, scene: Scene, life: Fault) -> bool:
+        """Play one life; False when it could not be done now."""
+        self._arm(scene)
+        scene.strike()
+        try:
+            lived = life.strike(scene)
+        except Cut as cut:
+            scene.abandon()
+            lived = False
+            self._tell(f"{life.name} was cut short: {cut}")
+        if lived:
+            self.report.struck[life.name] += 1
+            self.report.lives += 1
+            self._tell(life.name)
+        return lived
+
+    def _tell(self, what: str) -> None:
+        self._count()
+        self._display.lived(self.report, ", ".join([what, *self._dealt]))
+        self._dealt.clear()
+
+    def _blow(self, scene: Scene) -> None:
+        """Deal one blow, if any can be dealt now."""
+        struck = self._blows.deal(lambda name: BLOWS[name].strike(scene))
+        if struck is not None:
+            self.report.struck[struck] += 1
+            self._dealt.append(struck)
+        self._count()
+        self._display.moved(self.report)
+
+    def _arm(self, scene: Scene) -> None:
+        """Choose the requests that the proxy strikes during the next life."""
+        if (proxy := scene.lake.proxy) is not None:
+            for _ in range(_PROXY_FAULTS):
+                proxy.arm(self._requests.deal() or "lost", nth=self._rng.randint(1, 8))
+
+    def _finish(self, scene: Scene) -> None:
+        """No more faults: a last run must catch up, and a second engine must see the same rows."""
+        if (proxy := scene.lake.proxy) is not None:
+            proxy.release()
+            proxy.disarm()
+        scene.strike = lambda: None
+        scene.catch_up()
+        self.report.engines = [f"Spark {version('pyspark')}"]
+        if engine := second_engine():
+            self.report.engines.append(engine)
+            for violation in scene.checker.check_with(engine, by_datafusion):
+                raise Broken(violation)
+
+    # ── time and numbers ───────────────────────────────────────────────────────────────────
+    def _over(self) -> bool:
+        """Say whether to stop: the time is up and nothing is missing, or all patience is spent."""
+        minutes = (time.monotonic() - self._begun) / 60
+        return minutes >= self.report.minutes and (not self.report.missing or minutes >= OVERTIME * self.report.minutes)
+
+    def _wanted(self, life: Fault) -> bool:
+        """Say whether to play a life: after the time only what is missing, or what gives missing blows a chance."""
+        in_time = time.monotonic() - self._begun < 60 * self.report.minutes
+        others = set(self.report.missing) - set(LIVES)
+        return in_time or life is FIRST or life.name in self.report.missing or bool(others)
+
+    def _add(self, past: Report, scene: Scene) -> None:
+        """Add a scene's numbers of this moment to those of the scenes before it."""
+        report, checker, proxy = self.report, scene.checker, scene.lake.proxy
+        report.seconds = time.monotonic() - self._begun
+        report.epochs = past.epochs + len(checker.epochs)
+        report.changes = past.changes + len(scene.feed.said)
+        report.snapshots = past.snapshots + checker.snapshots
+        report.rows = past.rows + checker.rows
+        report.places = past.places + scene.places
+        if proxy is not None:
+            report.struck |= Counter({name: proxy.struck[name] for name in RANDOM_FAULTS})
+
+
+def _about(name: str) -> str:
+    fault = FAULTS[name]
+    return f"a commit reaches the catalog {fault.catalog}, and its client gets: {fault.client}"

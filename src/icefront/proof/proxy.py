@@ -1,0 +1,388 @@
+"""A fault proxy in front of a REST catalog: forwards everything, and strikes where it is told to.
+
+    client ──▶ FaultProxy ──▶ catalog          a fault = what the catalog gets × what the client gets
+
+| fault | the catalog gets the request | the client gets |
+|---|---|---|
+| `lost` | once | its connection closed, no answer |
+| `twice-first` | twice | the first answer |
+| `twice-second` | twice | the second answer |
+| `late-504` | when it is released | 504, at once |
+| `late-closed` | when it is released | its connection closed, at once |
+| `silent` | when it is released | nothing at all: the connection stays open until then |
+| `truncated` | once | half of the answer, then its connection closed |
+| `slow` | once | the answer, a few bytes at a time |
+| `reset-before`, `reset-after` | never, once | its connection reset |
+| `403-before`, `403-after` | never, once | 403, as after a token has run out |
+| `409-before`, `409-after` | never, once | 409, a conflict |
+| `429-before`, `429-after` | never, once | 429 with Retry-After |
+| `500-before`, `500-after` | never, once | 500 |
+| `502-before`, `502-after` | never, once | 502, a gateway's page |
+| `503-before`, `503-after` | never, once | 503 with Retry-After, a gateway's page |
+| `504-before`, `504-after` | never, once | 504, a gateway's page |
+
+    with FaultProxy(catalog_uri) as proxy:
+        proxy.arm("lost", nth=3)                      # the third commit from now on
+        proxy.arm("503-before", where=loads)          # the next load of a table
+        proxy.randomly(Random(7), 0.2)                # from now on, one commit in five
+        …                                             # clients use proxy.uri
+        proxy.release()                               # late requests reach the catalog now
+    assert proxy.struck["lost"] == 1
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+_TABLE = re.compile(r"/v1/(?:[^?]+/)?namespaces/[^/?]+/tables/[^/?]+(?:\?.*)?")
+_OWN_HEADERS = frozenset({"connection", "content-length", "date", "host", "keep-alive", "server", "transfer-encoding"})
+_PIECES = 24
+
+
+# ── faults ─────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What the catalog gets of a request, and what the client gets of the answer; a number is a status."""
+
+    name: str
+    catalog: Literal["never", "once", "twice", "late"]
+    client: Literal["first", "second", "closed", "reset", "truncated", "slow", "silent"] | int
+
+
+def _faults() -> Iterator[Fault]:
+    yield Fault("lost", "once", "closed")
+    yield Fault("twice-first", "twice", "first")
+    yield Fault("twice-second", "twice", "second")
+    yield Fault("late-504", "late", 504)
+    yield Fault("late-closed", "late", "closed")
+    yield Fault("silent", "late", "silent")
+    yield Fault("truncated", "once", "truncated")
+    yield Fault("slow", "once", "slow")
+    yield Fault("reset-before", "never", "reset")
+    yield Fault("reset-after", "once", "reset")
+    for status in (403, 409, 429, 500, 502, 503, 504):
+        yield Fault(f"{status}-before", "never", status)
+        yield Fault(f"{status}-after", "once", status)
+
+
+FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _faults()}
+# A client without a timeout would wait for ever.
+RANDOM_FAULTS = tuple(name for name in FAULTS if name != "silent")
+
+
+# ── requests ───────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Where = Callable[[Request], bool]
+
+
+def commits(request: Request) -> bool:
+    """Pick commits to a table: claims, publishes, schema changes, and the last step of a creation."""
+    return request.method == "POST" and _TABLE.fullmatch(request.path) is not None
+
+
+def loads(request: Request) -> bool:
+    """Pick loads of a table: its first one, and every refresh."""
+    return request.method == "GET" and _TABLE.fullmatch(request.path) is not None
+
+
+@dataclass(slots=True)
+class Strike:
+    """One fault as it happened; `answers` are the statuses that the catalog gave to the struck request, so far."""
+
+    fault: str
+    request: Request
+    answers: list[int] = field(default_factory=list)
+
+    @property
+    def applied(self) -> bool:
+        return any(status < 300 for status in self.answers)
+
+
+@dataclass(slots=True)
+class _Armed:
+    """A fault that waits for its request: from the nth match on, so many times."""
+
+    fault: Fault
+    where: Where
+    skip: int
+    times: int
+
+    def takes(self, request: Request) -> bool:
+        if self.times == 0 or not self.where(request):
+            return False
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Chance:
+    """Faults by chance: a share of the requests that match."""
+
+    rng: Random
+    share: float
+    faults: Sequence[Fault]
+    where: Where
+
+    def strikes(self, request: Request) -> Fault | None:
+        return self.rng.choice(self.faults) if self.where(request) and self.rng.random() < self.share else None
+
+
+# ── the proxy ──────────────────────────────────────────────────────────────────────────────
+class FaultProxy:
+    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after so many seconds."""
+
+    def __init__(self, upstream: str, *, late: float | None = None, pause: float = 0.02) -> None:
+        self.struck: Counter[str] = Counter()
+        self.strikes: list[Strike] = []
+        self._upstream = urlsplit(upstream)
+        self._late = late
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._armed: list[_Armed] = []
+        self._chance: _Chance | None = None
+        self._held: list[Strike] = []
+        self._released = threading.Event()
+        self._server = _Listener(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fault-proxy", daemon=True)
+
+    @property
+    def uri(self) -> str:
+        """Where clients connect instead of the catalog."""
+        return f"http://127.0.0.1:{self._server.server_port}{self._upstream.path}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening. What is still held back never reaches the catalog."""
+        self.disarm()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # ── choosing ───────────────────────────────────────────────────────────────────────────
+    def arm(self, fault: str, *, nth: int = 1, times: int = 1, where: Where = commits) -> None:
+        """Strike the nth request from now on that `where` picks, and the next ones up to `times` in all."""
+        with self._lock:
+            self._armed.append(_Armed(_named(fault), where, nth - 1, times))
+
+    def randomly(self, rng: Random, share: float, faults: Sequence[str] = RANDOM_FAULTS, where: Where = commits) -> None:
+        """Strike this share of the requests that `where` picks, by chance; the same seed makes the same choices."""
+        with self._lock:
+            self._chance = _Chance(rng, share, [_named(name) for name in faults], where)
+
+    def disarm(self) -> None:
+        """Strike no more, and drop what is still held back."""
+        with self._lock:
+            self._armed.clear()
+            self._chance = None
+            self._held.clear()
+            self._let_go()
+
+    def release(self) -> Sequence[Strike]:
+        """Send the requests that are held back to the catalog now, in their order; return what came of each."""
+        with self._lock:
+            held, self._held = self._held, []
+        for strike in held:
+            self._forward(strike)
+        with self._lock:
+            self._let_go()
+        return held
+
+    def _let_go(self) -> None:
+        """End the silence: connections that were kept open are closed."""
+        self._released.set()
+        self._released = threading.Event()
+
+    # ── striking ───────────────────────────────────────────────────────────────────────────
+    def handle(self, request: Request, client: _Client) -> None:
+        """Answer one request of a client, or strike it."""
+        fault = self._choose(request)
+        if fault is None:
+            client.answer(self.send(request))
+            return
+        strike = Strike(fault.name, request)
+        with self._lock:
+            self.strikes.append(strike)
+            self.struck[fault.name] += 1
+            released = self._released
+        answers = self._reach(strike, fault)
+        self._reply(client, fault, answers, released)
+
+    def _choose(self, request: Request) -> Fault | None:
+        with self._lock:
+            # Each armed fault counts for itself: none may be skipped because another one struck.
+            taken = [armed.fault for armed in self._armed if armed.takes(request)]
+            if taken:
+                return taken[0]
+            return self._chance.strikes(request) if self._chance else None
+
+    def _reach(self, strike: Strike, fault: Fault) -> Sequence[Answer]:
+        """Let the catalog have the request as the fault says."""
+        match fault.catalog:
+            case "never":
+                return []
+            case "once":
+                return [self._forward(strike)]
+            case "twice":
+                return [self._forward(strike), self._forward(strike)]
+            case "late":
+                with self._lock:
+                    self._held.append(strike)
+                if self._late is not None:
+                    timer = threading.Timer(self._late, self.release)
+                    timer.daemon = True
+                    timer.start()
+                return []
+
+    def _reply(self, client: _Client, fault: Fault, answers: Sequence[Answer], released: threading.Event) -> None:
+        """Give the client what the fault says."""
+        match fault.client:
+            case "first":
+                client.answer(answers[0])
+            case "second":
+                client.answer(answers[1])
+            case "closed":
+                client.hang_up()
+            case "reset":
+                client.reset()
+            case "truncated":
+                client.answer(answers[0], share=0.5)
+            case "slow":
+                client.answer(answers[0], pause=self._pause)
+            case "silent":
+                released.wait()
+                client.hang_up()
+            case status:
+                client.answer(_error(status))
+
+    def _forward(self, strike: Strike) -> Answer:
+        answer = self.send(strike.request)
+        strike.answers.append(answer.status)
+        return answer
+
+    def send(self, request: Request) -> Answer:
+        """Pass a request on to the catalog, on a connection of its own; a catalog that is down is a gateway's 502."""
+        connection = HTTPConnection(self._upstream.hostname or "", self._upstream.port or 80, timeout=60)
+        try:
+            connection.request(request.method, request.path, body=request.body or None, headers=dict(request.headers))
+            found = connection.getresponse()
+            return Answer(found.status, dict(found.getheaders()), found.read())
+        except (OSError, HTTPException):
+            return _error(502)
+        finally:
+            connection.close()
+
+
+def _named(fault: str) -> Fault:
+    if fault not in FAULTS:
+        raise ValueError(f"unknown fault {fault!r}; there are {', '.join(FAULTS)}")
+    return FAULTS[fault]
+
+
+def _error(status: int) -> Answer:
+    """Make an answer as a catalog would (below 500), or as a gateway in front of it would."""
+    if status < 500:
+        message = f'{{"error": {{"message": "by the fault proxy", "type": "FaultProxy", "code": {status}}}}}'
+        headers = {"Content-Type": "application/json"}
+    else:
+        message = f"<html><body><h1>{status} by the fault proxy</h1></body></html>"
+        headers = {"Content-Type": "text/html"}
+    if status in {429, 503}:
+        headers["Retry-After"] = "1"
+    return Answer(status, headers, message.encode())
+
+
+# ── the client's side of HTTP ──────────────────────────────────────────────────────────────
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close without a farewell: after a reset nothing else may be sent."""
+        self.close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients of a fault proxy hang up now and then."""
+
+
+class _Client(BaseHTTPRequestHandler):
+    """One connection of a client; what is done to it."""
+
+    protocol_version = "HTTP/1.1"
+    proxy: FaultProxy
+
+    def _take(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN_HEADERS}
+        self.proxy.handle(Request(self.command, self.path, headers, body), self)
+
+    do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _take  # noqa: N815 — http.server's names
+
+    def answer(self, answer: Answer, *, share: float = 1.0, pause: float = 0.0) -> None:
+        """Send an answer: all of it or a share, at once or in pieces."""
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in _OWN_HEADERS:
+                self.send_header(name, value)
+        body = b"" if self.command == "HEAD" else answer.body
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        kept = body[: int(len(body) * share)]
+        size = max(1, len(kept) // _PIECES) if pause else max(1, len(kept))
+        for start in range(0, len(kept), size):
+            self.wfile.write(kept[start : start + size])
+            time.sleep(pause)
+        if share < 1.0:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the connection, whatever the client still waits for."""
+        self.close_connection = True
+
+    def reset(self) -> None:
+        """Close the connection so that the client's system reports a reset."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.hang_up()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 — http.server's name
+        """Print nothing."""
+
+
+def _handler(owner: FaultProxy) -> type[_Client]:
+    class Handler(_Client):
+        proxy = owner
+
+    return Handler

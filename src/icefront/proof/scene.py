@@ -1,0 +1,386 @@
+"""One project under fault: its growing feed, the runs that live on it, and the checker that watches the table.
+
+    begin ──▶ run ─ stop ─ strike, check, wake ─ stop ─ … ─▶ its end, as expected
+                      └─ "old" runs, paused or overtaken, are woken: they must be refused
+
+A run stops where a failpoint pauses it, by a count of passings and not by the clock, so that a seed repeats what happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count, cycle
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Self
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+
+from icefront.api import Pipeline
+from icefront.core.errors import ConnectionFailed
+from icefront.proof.checker import Checker, Subject, Violation, staged_notes
+from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, wait_until
+from icefront.proof.oracle import Row, replay
+from icefront.proof.proxy import FaultProxy
+from icefront.testing.feeds import FeedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "lake"
+STOPS = (
+    "observe.after",
+    "write.after",
+    "stage.before",
+    "stage.after",
+    "publish.before",
+    "publish.before-commit",
+    "publish.after",
+    "note.before",
+    "note.after",
+    "release.before",
+)
+"""Where a run may be paused: it comes to each of them when there is something to publish."""
+_SETTLED = {"claim.after": "pause@1", "observe.before": "pause@1"}
+"""Every run stops here first: right after its claim, and when it has recovered what was staged."""
+ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
+"""Steps that a run may take only once; it takes the others for each of at least `PERIODS` epochs."""
+PERIODS = 4
+PARTITIONINGS: tuple[list[str], ...] = (["bucket(2, id)"], ["month(created_at)"], [])
+_BASE = {"customer_id": "small", "amount": "amount", "status": "status", "note": "text", "created_at": "timestamptz"}
+ORDERS = FeedTable("orders", ("id",), tuple(_BASE | {f"extra_{n}": "status" for n in range(version)} for version in range(12)))
+"""Orders whose schema can change eleven times."""
+
+
+class Broken(Exception):
+    """A run did not do what it must; carries the violation."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+class Cut(Exception):
+    """A run ended before its turn, in a way that is allowed: the catalog was not to be reached."""
+
+
+@dataclass
+class Lake:
+    """The catalog that runs write to, as this process sees it; through a proxy they see it with faults."""
+
+    folder: Path
+    uri: str | None = None
+    proxy: FaultProxy | None = None
+
+    def settings(self, uri: str | None) -> Mapping[str, object]:
+        return {"type": "rest", "uri": uri} if uri else {"type": "sqlite", "path": str(self.folder)}
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """A pipeline that never runs: its project knows the catalog without the proxy."""
+        project = Project(self.folder / "session", seed=0, catalog=self.settings(self.uri))
+        pipeline = Pipeline.load(project.file)
+        pipeline.settings.project.catalogs[NAME].create_folder()
+        return pipeline
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return load_catalog(NAME, **self.pipeline.settings.project.catalogs[NAME].pyiceberg_properties(NAME))
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """Start the session of this process, once: it reads every snapshot and is kept warm."""
+        return self.pipeline.session()
+
+    def close(self) -> None:
+        if "spark" in self.__dict__:
+            self.spark.stop()
+
+
+@dataclass
+class Scene:
+    """One project with all that lives on it. Leaving it ends every run."""
+
+    folder: Path
+    name: str
+    rng: Random
+    lake: Lake
+    program: Sequence[str] = PROGRAM
+    strike: Callable[[], None] = lambda: None
+    """What is done at every stop; the prover deals faults here."""
+    places: Counter[str] = field(default_factory=Counter)
+    """How often a run was killed, paused or hurt at each failpoint."""
+    running: Driver | None = None
+    old: list[Driver] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.project = Project(
+            self.folder,
+            seed=self.rng.getrandbits(32),
+            catalog=self.lake.settings(self.lake.proxy.uri if self.lake.proxy else None),
+            spark={"spark.master": "local[1,4]"},  # a task is tried four times: workers die too
+            program=self.program,
+            table=f"{NAME}.{self.name}.orders",
+            feed_table=ORDERS,
+        )
+        self.feed = self.project.feed
+        self.feed.scan(self.rng.randint(10, 60))
+        self.state = self.folder / ".icefront" / "state.db"
+        self.foreign = count(1)
+        self._drivers: list[Driver] = []
+        self._owner = ""
+        self._owing = False
+        self._schema = 1
+        self._partitionings = cycle(PARTITIONINGS)
+        self._copies: list[Path] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for driver in self._drivers:
+            driver.close()
+
+    # ── the table ──────────────────────────────────────────────────────────────────────────
+    @property
+    def table(self) -> str:
+        return self.project.table
+
+    @cached_property
+    def checker(self) -> Checker:
+        def expected(frontier: str) -> Mapping[tuple[Any, ...], Row]:
+            return replay(self.folder / "feed", ORDERS.name, ORDERS.keys, frontier)
+
+        return Checker(Subject("orders", ORDERS.keys, self.load, self._read, expected, self.state))
+
+    @property
+    def _identifier(self) -> str:
+        return self.table.partition(".")[2]
+
+    def load(self) -> Table | None:
+        try:
+            return self.lake.catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def _read(self, snapshot: int) -> Sequence[Row]:
+        self.lake.spark.catalog.refreshTable(self.table)
+        frame = self.lake.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {snapshot}")  # noqa: S608 — our own names
+        return [row.asDict(recursive=True) for row in frame.collect()]
+
+    def check(self) -> None:
+        """Look at all that there is; raises Broken for the first thing that is wrong."""
+        for violation in self.checker.check(self._released()):
+            raise Broken(violation)
+
+    def _released(self) -> Sequence[str]:
+        """Return what the runs said that they released, read before the table is."""
+        return [line["frontier"] for driver in self._drivers for line in _said(driver) if line.get("event") == "released"]
+
+    # ── the feed ───────────────────────────────────────────────────────────────────────────
+    def alter(self) -> bool:
+        """Add a column in the source; False when it has had them all."""
+        before, self._schema = self._schema, self.feed.alter(ORDERS.name)
+        self.feed.advance(30)
+        return self._schema > before
+
+    def grow(self, periods: int = PERIODS) -> None:
+        """Let the feed say changes in so many more periods, and sometimes none in a few."""
+        for _ in range(periods):
+            self.feed.advance(self.rng.choice((10, 20, 40)))
+        if self.rng.random() < 0.3:
+            self.rest()
+
+    def rest(self) -> None:
+        """Let the feed say nothing new; what was ahead of its time is through after two periods."""
+        for _ in range(3):
+            self.feed.advance(0)
+
+    def repartition(self) -> None:
+        """Declare another partitioning: the next run changes the table's."""
+        self.project.configure({"partition_by": next(self._partitionings)})
+
+    # ── runs ───────────────────────────────────────────────────────────────────────────────
+    def start(self, armed: Mapping[str, str], *arguments: str) -> Driver:
+        """Start a run, and look at what the ones before it left while it gets going."""
+        self._keep_copy()
+        command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
+        failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
+        self.running = driver = Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints})
+        self._drivers.append(driver)
+        self.check()
+        return driver
+
+    def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
+        """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
+        self._owing = bool(self.rivals)  # they would take what comes now
+        if not self._owing:
+            self.grow()
+        places = self.rng.sample([place for place in STOPS if place not in armed], stops)
+        pauses = _SETTLED | {place: f"pause@{self.passing(place)}" for place in places}
+        return self.start({**pauses, **armed}, *arguments)
+
+    def passing(self, place: str) -> int:
+        """Choose at which passing a failpoint strikes; there are that many for sure."""
+        return 1 if place.partition(".")[0] in ONCE else self.rng.randint(1, PERIODS - 1)
+
+    def follow(
+        self, driver: Driver, stops: int, *, strike: bool = True, last: Callable[[], None] = lambda: None, leave: bool = False
+    ) -> bool:
+        """Go with a run from stop to stop and strike at each; say whether it lives after the last one.
+
+        There, before it is woken, `last` is done; or it is left as it stands.
+        """
+        for remaining in reversed(range(len(_SETTLED) + stops)):
+            if not self.stands(driver):
+                return False
+            self._overtake(self.old if remaining == 0 else self.rivals)
+            if self._owing and not self.rivals:
+                self._owing = False
+                self.grow()
+            if strike:
+                self.strike()
+            self.check()
+            if remaining == 0:
+                last()
+            if remaining or not leave:
+                driver.wake()
+        return True
+
+    def stands(self, driver: Driver) -> bool:
+        """Wait until a run stops; False when it ends instead."""
+        try:
+            wait_until(lambda: _stopped_anew(driver) or driver.code is not None)
+        except Unexpected:
+            raise Broken(Violation("stuck", self.named(driver), "a stop or an end", f"it goes on; {_end(driver)}")) from None
+        return driver.code is None
+
+    def leave(self, driver: Driver) -> None:
+        """Leave a run that owns the table to itself, at work or paused: somebody will overtake it."""
+        self.old.append(driver)
+        self._owner = self.owner()
+
+    @property
+    def rivals(self) -> Sequence[Driver]:
+        """Runs from before that are at work: they publish what there is, until somebody overtakes them."""
+        return [driver for driver in self.old if driver.code is None and not driver.is_stopped]
+
+    def _overtake(self, overtaken: Sequence[Driver]) -> None:
+        """Wake whoever lost the table: at its next publish it must be refused."""
+        if not overtaken or self.owner() == self._owner:
+            return
+        self.feed.advance(10)
+        for driver in overtaken:
+            driver.wake()
+        for driver in list(overtaken):
+            self.old.remove(driver)
+            self.expect(driver, FENCED)
+
+    def expect(self, driver: Driver, *codes: int) -> None:
+        """Wait for a run's end, which must be one of these."""
+        try:
+            code = driver.wait()
+        except Unexpected:
+            raise Broken(
+                Violation("stuck", self.named(driver), f"an end with {_codes(codes)}", f"none; {_end(driver)}")
+            ) from None
+        if code in codes:
+            return
+        if code == ConnectionFailed.exit_code and self.lake.proxy is not None:
+            raise Cut(f"{self.named(driver)} could not reach the catalog")
+        raise Broken(Violation("exit", self.named(driver), f"an end with {_codes(codes)}", f"{code}; {_end(driver)}"))
+
+    def catch_up(self) -> None:
+        """Let a run without faults do the rest; raises Broken unless it gets to the end of the feed."""
+        driver = self.begin({}, "--until", "caught-up", stops=0)
+        self.follow(driver, 0)
+        self.expect(driver, 0)
+        self.check()
+        end = str(self.feed.resolved[-1].next())
+        if self.checker.frontier_text != end:
+            raise Broken(Violation("behind", self.named(driver), f"the frontier {end}", self.checker.frontier_text))
+
+    def abandon(self) -> None:
+        """End the runs that nobody waits for any more."""
+        for driver in self._drivers:
+            if driver.code is None and driver not in self.old:
+                driver.close()
+
+    def drop(self) -> None:
+        """Remove the table from a catalog that is not ours alone."""
+        if self.lake.uri is not None and self.load() is not None:
+            self.lake.catalog.purge_table(self._identifier)
+            self.lake.catalog.drop_namespace(self.name)
+
+    def named(self, driver: Driver) -> str:
+        return f"run {self._drivers.index(driver) + 1} of {self.folder.name}"
+
+    def owner(self) -> str:
+        """Name the writer who owns the table; nobody when there is none."""
+        table = self.load()
+        text = table.properties.get("icefront.mark.orders") if table else None
+        return str(json.loads(text)["writer"]) if text else ""
+
+    @property
+    def deserted(self) -> bool:
+        """Whether no run lives: what is staged is in nobody's hands."""
+        return all(driver.code is not None for driver in self._drivers)
+
+    # ── the state file ─────────────────────────────────────────────────────────────────────
+    def staged_chain(self) -> int:
+        """Count the staged epochs that the next run will publish: those that continue the frontier."""
+        self.check()
+        uppers = {note["lower"]: note["upper"] for note in staged_notes(self.state)}
+        at = self.checker.frontier_text
+        for number in count():
+            if at not in uppers:
+                return number
+            at = uppers.pop(at)
+        raise AssertionError
+
+    def _keep_copy(self) -> None:
+        """Keep the state file as it is now: somebody may restore it later."""
+        copy = self.folder / "copies" / f"{len(self._drivers)}.db"
+        copy.parent.mkdir(exist_ok=True)
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{self.state.as_uri()}?mode=ro", uri=True)) as file:
+            with closing(sqlite3.connect(copy)) as kept:
+                file.backup(kept)
+            self._copies.append(copy)
+
+    def older_copy(self) -> Path | None:
+        """Choose a copy that was made before the latest run."""
+        return self.rng.choice(self._copies[:-1]) if len(self._copies) > 1 else None
+
+
+def _stopped_anew(driver: Driver) -> bool:
+    """Say whether a run has stopped since this was last asked: it may stop again in the moment in which it is woken."""
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOHANG) is not None
+    return False
+
+
+def _said(driver: Driver) -> Iterator[Mapping[str, Any]]:
+    """Read a run's log as far as it is whole lines of JSON."""
+    for line in driver.stderr.splitlines():
+        with suppress(ValueError):
+            if isinstance(read := json.loads(line), dict):
+                yield read
+
+
+def _codes(codes: Sequence[int]) -> str:
+    return " or ".join(str(code) for code in codes)
+
+
+def _end(driver: Driver) -> str:
+    lines = driver.stderr.splitlines()
+    return f"its log ends with: {' ⏎ '.join(lines[-6:])[-1500:]}" if lines else "it said nothing"

@@ -1,0 +1,69 @@
+"""Process sessions: list them, kill them, and let them die with who started them, however that one ends.
+
+    us ──pipe──▶ watchdog: end of file = we are gone = kill the session
+
+A process of its own and not PR_SET_PDEATHSIG: that one fires when the *thread* that started the child ends, and does not reach
+grandchildren. Run as a plain script, it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of the system's process list."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    name: str
+
+    @property
+    def lives(self) -> bool:
+        return self.state not in "ZX"
+
+
+def processes() -> Iterator[Process]:
+    """List what runs on this machine."""
+    return filter(None, (look(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")))
+
+
+def look(pid: int) -> Process | None:
+    """Look at one process; None when there is none of this id."""
+    try:
+        head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    state, parent, _, session, *_ = rest.split()
+    return Process(pid, int(parent), int(session), state, head.partition("(")[2])
+
+
+def kill_session(leader: int) -> None:
+    """Kill all that a session leader started, itself too: also what is frozen, or has left its group."""
+    while found := [p for p in processes() if p.session == leader and p.lives]:
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def watch(leader: int) -> subprocess.Popen[bytes]:
+    """Start a watchdog that kills the session when we are gone."""
+    command = [sys.executable, "-S", "-E", __file__, str(leader)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    kill_session(int(sys.argv[1]))

@@ -1,0 +1,61 @@
+"""Loaded by every Python that finds this folder on its path: strikes once in a worker, or sets the clock back.
+
+MATRIX_STRIKE=raise|hang   the first attempt to write files fails, or hangs, when its files are complete
+MATRIX_MARK=FILE           made by that attempt, with its process id: whoever finds it made is not the first
+MATRIX_CLOCK=SECONDS       what the clock is wrong by
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def strike_in_writes(action: str, mark: Path) -> None:
+    from icefront.kernels.parquet import IcebergEpochWriter  # noqa: PLC0415 — only where it is to be struck
+
+    write = IcebergEpochWriter.write
+
+    def struck(self, changes, split, attempt):
+        written = list(write(self, changes, split, attempt))
+        if written and is_first(mark):
+            if action == "raise":
+                raise RuntimeError("struck by the failure matrix")
+            time.sleep(600)
+        return iter(written)
+
+    IcebergEpochWriter.write = struck  # type: ignore[method-assign]
+
+
+def is_first(mark: Path) -> bool:
+    try:
+        with mark.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def set_clock(wrong_by: float) -> None:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + wrong_by
+    time.time_ns = lambda: now_ns() + int(wrong_by * 1e9)
+
+
+def reuse_paths() -> None:
+    from pyiceberg.io.pyarrow import PyArrowFile  # noqa: PLC0415
+
+    from icefront.spark import job  # noqa: PLC0415
+
+    create = PyArrowFile.create
+    job.attempt_id = lambda: "always-the-same"
+    PyArrowFile.create = lambda self, **_: create(self, overwrite=True)  # type: ignore[method-assign]
+
+
+if "MATRIX_REUSE" in os.environ:
+    reuse_paths()
+if "MATRIX_STRIKE" in os.environ:
+    strike_in_writes(os.environ["MATRIX_STRIKE"], Path(os.environ["MATRIX_MARK"]))
+if "MATRIX_CLOCK" in os.environ:
+    set_clock(float(os.environ["MATRIX_CLOCK"]))

@@ -1,0 +1,162 @@
+"""What the tests of the failure matrix share: a project that a checker watches, and what makes a run reach each failpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import StaticTable, Table
+
+from icefront.core.marks import Mark
+from icefront.proof.checker import Checker, Subject, by_datafusion
+from icefront.proof.harness import PROGRAM, Driver, Project, wait_until
+from icefront.proof.oracle import Row, replay
+from icefront.settings import Catalog
+from icefront.testing.feeds import ORDERS
+
+EVER_WIDER = replace(
+    ORDERS, versions=tuple({**ORDERS.versions[0], **{f"extra_{i}": "small" for i in range(n)}} for n in range(64))
+)
+"""Orders whose every schema version has one column more."""
+PARTITIONINGS: tuple[list[str], ...] = ([], ["bucket(2, id)"], ["month(created_at)"])
+
+
+class Watched(Project):
+    """A project and a checker that remembers all it has seen of the table. The catalog is embedded, or with `rest` a server."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int = 21,
+        catalog: Path | None = None,
+        rest: str | None = None,
+        program: Sequence[str] = PROGRAM,
+        **options: Any,
+    ) -> None:
+        self.catalog = catalog or folder / ".icefront"
+        self._lake = {"type": "rest", "uri": rest} if rest else {"type": "sqlite", "path": str(self.catalog)}
+        options.setdefault("feed_table", EVER_WIDER)
+        super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
+        self._drivers: list[Driver] = []
+        self._partitionings = 0
+        subject = Subject(
+            pipeline="orders",
+            keys=("id",),
+            load=self.load,
+            read=self.read,
+            expected=lambda frontier: replay(folder / "feed", "orders", ["id"], frontier),
+            state=self.state,
+        )
+        self.checker = Checker(subject)
+        self.feed.scan(20)
+        self.feed.advance(20)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / ".icefront" / "state.db"
+
+    def start(self, *arguments: Any, **options: Any) -> Driver:
+        self._drivers.append(super().start(*arguments, **options))
+        return self._drivers[-1]
+
+    def load(self) -> Table | None:
+        if self._lake["type"] == "sqlite" and not (self.catalog / "catalog.db").exists():
+            return None
+        properties = Catalog.model_validate(self._lake).pyiceberg_properties("lake")
+        try:
+            return load_catalog("lake", **properties).load_table(self.table.removeprefix("lake."))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def read(self, snapshot: int) -> Iterable[Row]:
+        """Travel in time by a copy of the metadata whose current snapshot is another: the engine itself reads the newest only."""
+        table = self.load()
+        assert table is not None
+        metadata = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
+        found = next(s for s in metadata["snapshots"] if s["snapshot-id"] == snapshot)
+        metadata |= {"current-snapshot-id": snapshot, "current-schema-id": found["schema-id"], "refs": {}}
+        copy = self.folder / "then.metadata.json"
+        copy.write_text(json.dumps(metadata))
+        return by_datafusion(StaticTable.from_metadata(copy.as_uri()))
+
+    def check(self) -> None:
+        """All that was ever published is right, and no file of it was touched."""
+        found = self.checker.check(self._released())
+        assert not found, "\n".join(map(str, found))
+
+    def _released(self) -> Sequence[str]:
+        """What the runs said that they released, read before the table is."""
+        lines = (line for driver in self._drivers for line in driver.stderr.splitlines() if '"event": "released"' in line)
+        return [json.loads(line)["frontier"] for line in lines]
+
+    def check_caught_up(self) -> None:
+        """The same, and nothing is missing."""
+        self.check()
+        wanted = self.feed.resolved[-1].next()
+        assert self.checker.frontier == (wanted.wall, wanted.logical)
+        assert self.checker.snapshots
+
+    def provoke(self, failpoint: str) -> None:
+        """Give the next run what makes it pass this failpoint."""
+        match failpoint.partition(".")[0]:
+            case "schema":
+                self.feed.alter("orders")
+            case "partitioning":
+                self._partitionings += 1
+                self.configure({"partition_by": PARTITIONINGS[self._partitionings % len(PARTITIONINGS)]})
+            case "heartbeat":
+                # What was said ahead of its time is through after two periods.
+                self.feed.advance(0)
+                self.feed.advance(0)
+                self.feed.advance(0)
+                return
+        self.feed.advance(20)
+
+    def files(self) -> Mapping[Path, int]:
+        """The data and delete files that lie in the warehouse, with their times of writing."""
+        return {path: path.stat().st_mtime_ns for path in self.catalog.glob("warehouse/**/data/**/*.parquet")}
+
+    def metadata(self) -> str:
+        """The place of the table's metadata: whatever changes the table changes this."""
+        table = self.load()
+        assert table is not None
+        return table.metadata_location
+
+    def committed(self) -> set[Path]:
+        """The data and delete files that some snapshot refers to."""
+        table = self.load()
+        assert table is not None
+        return {Path(urlsplit(file).path) for file in table.inspect.all_files()["file_path"].to_pylist()}
+
+    def owner(self) -> str:
+        """The writer that the mark names."""
+        table = self.load()
+        assert table is not None
+        mark = Mark.from_json(table.properties["icefront.mark.orders"])
+        return str(mark.writer)
+
+
+# ── strikes in workers ─────────────────────────────────────────────────────────────────────
+HOOKED = {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent / "hooks"), os.environ.get("PYTHONPATH")]))}
+"""What makes a Python process load our `sitecustomize`."""
+
+
+class Strike:
+    """Lets the first attempt to write files fail or hang, when its files are complete."""
+
+    def __init__(self, action: str, folder: Path) -> None:
+        self._mark = folder / "struck"
+        self.environment = {**HOOKED, "MATRIX_STRIKE": action, "MATRIX_MARK": str(self._mark)}
+
+    def worker(self) -> int:
+        """Wait until it has struck; return the process id of the worker."""
+        wait_until(lambda: self._mark.exists() and self._mark.read_text(), what="no worker came to write files")
+        return int(self._mark.read_text())

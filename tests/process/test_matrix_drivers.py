@@ -1,0 +1,45 @@
+"""Several drivers at once: the last to claim publishes, all others are refused."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from icefront.proof.harness import FENCED
+from tests.process.matrix import Watched
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("drivers", [2, 5])
+def test_of_several_drivers_started_at_once_the_last_to_claim_publishes(tmp_path: Path, drivers: int) -> None:
+    """They create the table and claim it in a race; all stand still until each of them has claimed."""
+    project = Watched(tmp_path)
+    with ExitStack() as stack:
+        started = [stack.enter_context(project.start("claim.after=pause")) for _ in range(drivers)]
+        for driver in started:
+            driver.wait_until_stopped()
+        owner = project.owner()
+        for driver in started:
+            driver.wake()
+        codes = [driver.wait() for driver in started]
+        assert sorted(codes) == [0, *[FENCED] * (drivers - 1)], [driver.stderr[-500:] for driver in started]
+        refused = [driver for driver, code in zip(started, codes, strict=True) if code == FENCED]
+        assert all(f"is owned by writer {owner}" in driver.stderr for driver in refused)
+    assert project.owner() == owner
+    project.check_caught_up()
+
+
+def test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works(tmp_path: Path) -> None:
+    """Nobody waits for anybody: whoever is overtaken in the middle of its work is refused, or was done before."""
+    project = Watched(tmp_path)
+    project.feed.advance(20)
+    with ExitStack() as stack:
+        first = stack.enter_context(project.start("publish.before=delay:3@1+2"))
+        second = stack.enter_context(project.start("publish.after=delay:3@1"))
+        codes = {first.wait(), second.wait()}
+    assert 0 in codes
+    assert codes <= {0, FENCED}
+    project.check_caught_up()

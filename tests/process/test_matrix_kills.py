@@ -1,0 +1,67 @@
+"""SIGKILL at each failpoint. Each run is killed at one, and is at the same time the one that recovers from the kill before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.harness import KILLED
+from tests.process.matrix import Watched
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+OF_NEW_TABLES = ("table.before", "table.after")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One table for all kills; the last run, which nobody kills, has to make up for all of them."""
+    project = Watched(tmp_path_factory.mktemp("kills"))
+    yield project
+    project.run()
+    project.check_caught_up()
+
+
+@pytest.mark.parametrize("failpoint", [name for name in FAILPOINTS if name not in OF_NEW_TABLES])
+def test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on(project: Watched, failpoint: str) -> None:
+    project.provoke(failpoint)
+    project.run(f"{failpoint}=kill", code=KILLED)
+    project.check()
+
+
+def test_killed_around_the_creation_of_a_table_the_next_run_takes_what_is_there(tmp_path: Path) -> None:
+    project = Watched(tmp_path)
+    for failpoint in OF_NEW_TABLES:
+        project.run(f"{failpoint}=kill", code=KILLED)
+        project.check()
+    project.run()
+    project.check_caught_up()
+
+
+def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(tmp_path: Path) -> None:
+    project = Watched(tmp_path)
+    project.feed.advance(20)
+    project.run("publish.before=delay:120@1,stage.after=kill@3", code=KILLED)
+    files = project.files()
+    assert [epoch["recovered"] for epoch in project.run().epochs()] == [True, True, True]
+    assert project.files() == files
+    project.check_caught_up()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("passing", [1, 2])
+def test_killed_at_each_failpoint_and_recovered_at_once(tmp_path: Path, seed: int, passing: int) -> None:
+    project = Watched(tmp_path, seed=seed)
+    project.run()
+    for failpoint in FAILPOINTS:
+        if failpoint not in OF_NEW_TABLES and not (passing > 1 and failpoint.startswith(("claim", "partitioning", "schema"))):
+            for _ in range(passing):
+                project.provoke(failpoint)
+            project.run(f"{failpoint}=kill@{passing}", code=KILLED)
+            project.check()
+            project.run()
+            project.check_caught_up()

@@ -1,0 +1,90 @@
+"""SIGSTOP at each failpoint, a successor that publishes, SIGCONT: the woken writer is refused and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.harness import FENCED
+from tests.process.matrix import Watched
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+TAKES_OVER = ("table.before", "table.after", "claim.before", "claim.before-commit")
+"""Paused there, a run has claimed nothing yet: woken, it is the last to claim, and goes on from what it finds."""
+OF_NEW_TABLES = ("table.before", "table.after", "claim.before", "claim.before-commit", "claim.after")
+GROUPS = {
+    "before it plans": ("partitioning.before", "partitioning.after", "observe.before", "observe.after"),
+    "before it writes": ("write.before", "schema.before", "schema.after", "write.after"),
+    "before its commit": ("stage.before", "stage.after", "publish.before", "publish.before-commit"),
+    "after its commit": ("publish.after", "note.before", "note.after", "release.before", "release.after"),
+    "around an empty epoch": ("heartbeat.before", "heartbeat.before-commit", "heartbeat.after"),
+}
+
+
+def overtake_and_wake(project: Watched, failpoints: Sequence[str], tell: Callable[[str], AbstractContextManager[object]]) -> None:
+    """Each zombie is overtaken by the next one, all of them by a run that publishes everything; then they wake up.
+
+    They find new changes, which they would publish if they could. `tell` names the zombie that is looked at.
+    """
+    with ExitStack() as stack:
+        zombies = {}
+        for failpoint in failpoints:
+            project.provoke(failpoint)
+            zombies[failpoint] = stack.enter_context(project.start(f"{failpoint}=pause")).wait_until_stopped()
+        project.feed.advance(20)
+        project.run()
+        project.check_caught_up()
+        project.feed.advance(20)
+        for failpoint, zombie in zombies.items():
+            with tell(failpoint):
+                before = project.metadata()
+                zombie.wake()
+                zombie.expect(0 if failpoint in TAKES_OVER else FENCED)
+                project.check()
+                if failpoint not in TAKES_OVER:
+                    assert "is owned by writer" in zombie.stderr
+                    assert project.metadata() == before, "a refused writer changed the table"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One table for all zombies, and a last run that finds whatever they have left behind."""
+    project = Watched(tmp_path_factory.mktemp("zombies"))
+    project.run()
+    yield project
+    project.run()
+    project.check_caught_up()
+
+
+def test_every_failpoint_has_its_zombie() -> None:
+    assert sorted([*OF_NEW_TABLES, *(name for group in GROUPS.values() for name in group)]) == sorted(FAILPOINTS)
+
+
+@pytest.mark.parametrize("group", list(GROUPS))
+def test_a_writer_that_is_paused_overtaken_and_woken_is_refused(project: Watched, group: str, subtests: pytest.Subtests) -> None:
+    overtake_and_wake(project, GROUPS[group], subtests.test)
+
+
+def test_a_writer_that_is_paused_before_its_claim_takes_over_and_goes_on_from_what_it_finds(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    project = Watched(tmp_path)
+    overtake_and_wake(project, OF_NEW_TABLES, subtests.test)
+    project.check_caught_up()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_each_of_them_alone(tmp_path: Path, seed: int, subtests: pytest.Subtests) -> None:
+    project = Watched(tmp_path, seed=seed)
+    project.run()
+    for failpoint in (name for group in GROUPS.values() for name in group):
+        overtake_and_wake(project, [failpoint], subtests.test)
+    project.run()
+    project.check_caught_up()

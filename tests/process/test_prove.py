@@ -1,0 +1,130 @@
+"""`icefront prove` itself: it holds for three minutes, strikes with every kind, ends cleanly, and can go red."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.faults import BLOWS, FIRST, LIVES
+from icefront.proof.proxy import RANDOM_FAULTS
+from icefront.proof.sessions import processes
+from tests import sabotage
+from tests.servers.rest import RestCatalog
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
+
+KINDS = {FIRST.name, *LIVES, *BLOWS}
+SABOTAGED = """
+import json, sys
+from pathlib import Path
+from icefront.cli.proving import Screen, exit_code
+from icefront.proof.prove import Prove
+folder, *program = sys.argv[1:]
+report = Prove(Path(folder), Screen(quiet=True), minutes=1, seed=4, program=program)()
+print(json.dumps(report.to_dict()))
+sys.exit(exit_code(report))
+"""
+
+
+@contextmanager
+def proving(folder: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start it with a folder of its own for temporary files, and see that nothing of it is left running."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        assert not left_running(folder)
+
+
+def left_running(folder: Path) -> list[int]:
+    """Name the processes that still work in the folder, a moment after their end was ordered."""
+    deadline = time.monotonic() + 20
+    while (found := [p.pid for p in processes() if p.lives and works_in(p.pid, folder)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def works_in(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
+def prove(*arguments: str) -> Sequence[str]:
+    return [sys.executable, "-m", "icefront", "prove", "--json", *arguments]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, Mapping[str, Any], str]:
+    out, err = process.communicate(timeout=1400)
+    return process.returncode, json.loads(out), err
+
+
+def test_three_minutes_of_random_faults_are_survived_and_every_kind_was_struck(tmp_path: Path) -> None:
+    with proving(tmp_path, prove("--minutes", "3", "--seed", "20")) as process:
+        code, report, err = ended(process)
+    assert code == 0, (report, err[-5000:])
+    assert report["violations"] == report["not_struck_enough"] == []
+    assert report["faults"].keys() == KINDS
+    assert all(report["faults"].values())
+    assert report["epochs"] == report["snapshots_checked"] > 20
+    assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
+    assert not list(tmp_path.glob("icefront-prove-*"))
+
+
+def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "prove"
+    command = [sys.executable, "-c", SABOTAGED, str(folder), *sabotage.program("squash-two-epochs")]
+    with proving(tmp_path, command) as process:
+        code, report, err = ended(process)
+    assert code == 7, (report, err[-5000:])
+    assert {violation["kind"] for violation in report["violations"]} == {"rows"}
+    assert (folder / "scene-1" / "orders.yaml").exists()
+
+
+def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with proving(tmp_path, prove("--minutes", "3", "--seed", "5")) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # one life is over, the next has begun
+        time.sleep(3)
+        os.kill(process.pid, signal.SIGINT)
+        code, report, _ = ended(process)
+    assert (code, report["interrupted"], report["violations"]) == (130, True, [])
+    assert report["faults"][FIRST.name] == 1
+    assert not list(tmp_path.glob("icefront-prove-*"))
+
+
+@pytest.mark.long
+def test_a_rest_catalog_is_put_behind_the_fault_proxy(rest_catalog: RestCatalog, tmp_path: Path) -> None:
+    with proving(tmp_path, prove("--minutes", "3", "--seed", "8", "--catalog", "rest", "--uri", rest_catalog.uri)) as process:
+        code, report, err = ended(process)
+    assert code == 0, (report, err[-5000:])
+    assert report["faults"].keys() == KINDS | set(RANDOM_FAULTS)
+
+
+def test_every_failpoint_is_one_at_which_some_life_ends() -> None:
+    from icefront.proof import faults  # noqa: PLC0415 — beside what is compared with it
+
+    places = {*faults.BEFORE_COMMIT, *faults.AFTER_COMMIT, *faults.IN_CLAIM, *faults.IN_CREATION, *faults.IN_ALTERATION}
+    assert FAILPOINTS.keys() - places == {"observe.before"}
+    assert places <= FAILPOINTS.keys()

@@ -1,0 +1,348 @@
+"""The checker finds each thing that must not be: in tables made up for it, and in nothing that is as it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Checker, Kind, Subject, Violation, by_datafusion, second_engine
+from icefront.proof.oracle import replay
+
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
+NAME = "202604022058072107140000000000000-56087568dba1e6b8-1-72-{:08x}-orders-1.ndjson"
+ORIGIN = "0.0000000000"
+
+
+class Story:
+    """A pipeline's table as its writer would make it, told by hand: each epoch brings one new row, which the feed says too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.feed = folder / "feed"
+        self.feed.mkdir()
+        self.state = folder / "state.db"
+        self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+        self.catalog.create_namespace("t")
+        self.table: Table = self.catalog.create_table("t.orders", COLUMNS)
+        self.frontier = ORIGIN
+        self.said = 0
+        subject = Subject("orders", ("id",), self.load, self.read, lambda at: replay(self.feed, "orders", ["id"], at), self.state)
+        self.checker = Checker(subject)
+
+    def load(self) -> Table:
+        return self.catalog.load_table("t.orders")
+
+    def read(self, snapshot: int) -> Iterable[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.load().scan(snapshot_id=snapshot).to_arrow().to_pylist()
+        return rows
+
+    def say(self, value: str = "x") -> int:
+        """Let the feed say one more row, at a timestamp that is its number."""
+        self.said += 1
+        line = {"after": {"id": self.said, "v": value}, "key": [self.said], "updated": f"{self.said}.0000000000"}
+        (self.feed / NAME.format(self.said)).write_text(json.dumps(line))
+        return self.said
+
+    def epoch(self, *, frontier: str | None = None, lower: str | None = None, epoch_id: str = "", value: str = "x") -> str:
+        """Say a row and publish it; what is given differs from what a right writer would do."""
+        row = self.say()
+        upper = frontier or f"{row}.0000000001"
+        epoch_id = epoch_id or str(uuid4())
+        summary = self.summary(upper) | {"icefront.epoch-id": epoch_id, "icefront.lower": lower or self.frontier}
+        self.commit([row], value, summary)
+        self.mark(upper)
+        return epoch_id
+
+    def summary(self, frontier: str) -> dict[str, str]:
+        return {"icefront.pipeline": "orders", "icefront.frontier": frontier}
+
+    def commit(self, ids: list[int], value: str, summary: dict[str, str]) -> None:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "v": [value] * len(ids)}, schema=COLUMNS)
+        self.load().append(rows, snapshot_properties=summary)
+
+    def mark(self, frontier: str) -> None:
+        self.frontier = frontier
+        with self.load().transaction() as transaction:
+            transaction.set_properties({"icefront.mark.orders": json.dumps({"frontier": frontier})})
+
+    def foreign(self, key: int, named: int | None = None) -> None:
+        self.commit([key], "theirs", {FOREIGN_ROWS: str(named or key)})
+
+    def stage(self, path: Path, size: int, upper: str = "9.0000000000") -> None:
+        with sqlite3.connect(self.state) as database:
+            database.execute("CREATE TABLE IF NOT EXISTS notes (note TEXT)")
+            database.execute("DELETE FROM notes")
+            note = {"upper": upper, "files": [json.dumps({"path": f"file://{path}", "size": size})]}
+            database.execute("INSERT INTO notes VALUES (?)", (json.dumps(note),))
+
+    def files(self) -> list[Path]:
+        found = self.load().inspect.files().to_pylist()
+        return sorted(Path(urlsplit(row["file_path"]).path) for row in found)
+
+    def kinds(self, **given: Any) -> list[str]:
+        return [str(violation.kind) for violation in self.checker.check(**given)]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return Story(tmp_path)
+
+
+# ── as it should be ────────────────────────────────────────────────────────────────────────
+def test_a_table_that_is_right_has_no_violations_and_each_snapshot_is_compared_once(story: Story):
+    for _ in range(3):
+        story.epoch()
+        assert story.kinds(released=[story.frontier]) == []
+    assert (story.checker.snapshots, story.checker.rows, len(story.checker.epochs)) == (3, 1 + 2 + 3, 3)
+    assert story.kinds() == []
+    assert story.checker.snapshots == 3
+
+
+def test_claims_foreign_commits_and_expired_history_are_no_violations(story: Story):
+    story.epoch()
+    claim = story.summary(story.frontier) | {"icefront.claim": "true", "icefront.epoch-id": str(uuid4())}
+    story.load().append(COLUMNS.empty_table(), snapshot_properties=claim)
+    story.foreign(FOREIGN + 1)
+    story.epoch()
+    assert story.kinds() == []
+    story.load().maintenance.expire_snapshots().by_id(story.load().history()[0].snapshot_id).commit()
+    story.epoch()
+    assert story.kinds() == []
+    assert story.checker.snapshots == 3
+
+
+def test_what_was_found_is_told_once(story: Story):
+    story.epoch(value="wrong")
+    assert story.kinds() == [Kind.ROWS]
+    assert story.kinds() == []
+    assert len(story.checker.violations) == 1
+
+
+# ── rows ───────────────────────────────────────────────────────────────────────────────────
+def test_a_value_that_the_feed_does_not_say_is_found_with_both_sides(story: Story):
+    story.epoch(value="wrong")
+    (found,) = story.checker.check()
+    assert found.kind == Kind.ROWS
+    assert "1 differing" in found.found
+    assert "expected='x', actual='wrong'" in found.found
+    assert story.frontier in found.where
+
+
+def test_a_lost_row_and_a_doubled_row_are_found(story: Story):
+    story.say()
+    story.epoch()
+    (missing,) = story.checker.check()
+    assert "1 missing" in missing.found
+    story.commit([2], "x", {})
+    story.epoch()
+    (doubled,) = story.checker.check()
+    assert "1 missing, 1 repeated" in doubled.found
+
+
+def test_an_older_snapshot_is_compared_at_its_own_frontier(story: Story):
+    story.epoch(value="wrong")
+    story.epoch()
+    found = story.checker.check()
+    assert [violation.kind for violation in found] == [Kind.ROWS, Kind.ROWS]
+    assert "at 1.0000000001" in found[0].where
+
+
+@pytest.mark.parametrize("named", [FOREIGN + 1, FOREIGN + 2])
+def test_a_foreign_writer_s_row_that_is_lost_or_doubled_is_found(story: Story, named: int):
+    story.foreign(FOREIGN + 1, named)
+    story.foreign(FOREIGN + 1)
+    story.epoch()
+    assert story.kinds() == [Kind.FOREIGN]
+
+
+# ── snapshots ──────────────────────────────────────────────────────────────────────────────
+def test_a_frontier_that_goes_back_is_found(story: Story):
+    story.epoch()
+    story.epoch()
+    assert story.kinds() == []
+    story.epoch(frontier="2.0000000000")
+    assert Kind.BACK in story.kinds()
+
+
+def test_a_gap_between_two_epochs_is_found(story: Story):
+    story.epoch()
+    story.epoch(lower="1.0000000009")
+    assert story.kinds() == [Kind.GAP]
+
+
+def test_an_epoch_that_is_published_twice_is_found(story: Story):
+    epoch_id = story.epoch()
+    story.epoch(epoch_id=epoch_id)
+    assert story.kinds() == [Kind.EPOCH_TWICE]
+
+
+def test_a_branch_that_was_rolled_back_is_found(story: Story):
+    story.epoch()
+    first = story.load().current_snapshot()
+    assert first is not None
+    before = story.frontier
+    story.epoch()
+    assert story.kinds() == []
+    with story.load().manage_snapshots() as snapshots:
+        snapshots.rollback_to_snapshot(first.snapshot_id)
+    story.mark(before)
+    assert story.kinds() == [Kind.BACK]
+
+
+def test_a_mark_that_is_not_where_the_branch_is_is_found(story: Story):
+    story.epoch()
+    story.mark("9.0000000000")
+    assert story.kinds() == [Kind.MARK]
+
+
+@pytest.mark.parametrize("broken", ["frontier", "files"])
+def test_a_claim_that_changes_something_is_found(story: Story, broken: str):
+    story.epoch()
+    frontier = "9.0000000000" if broken == "frontier" else story.frontier
+    claim = story.summary(frontier) | {"icefront.claim": "true", "icefront.epoch-id": str(uuid4())}
+    rows = COLUMNS.empty_table() if broken == "frontier" else pa.table({"id": [7], "v": ["x"]}, schema=COLUMNS)
+    story.load().append(rows, snapshot_properties=claim)
+    story.mark(frontier)
+    assert story.kinds() == [Kind.CLAIM]
+
+
+def test_a_release_above_the_frontier_is_found_and_one_at_the_frontier_is_not(story: Story):
+    story.epoch()
+    assert story.kinds(released=["1.0000000001"]) == []
+    assert story.kinds(released=["1.0000000002"]) == [Kind.RELEASED]
+
+
+def test_a_release_before_anything_is_published_is_found(story: Story):
+    assert story.kinds(released=["1.0000000001"]) == [Kind.RELEASED]
+
+
+# ── files ──────────────────────────────────────────────────────────────────────────────────
+def test_a_file_that_two_snapshots_add_is_found(story: Story):
+    story.epoch()
+    path = story.load().inspect.files()["file_path"][0].as_py()
+    story.load().add_files([path], check_duplicate_files=False)
+    assert story.kinds() == [Kind.ADDED_TWICE]
+
+
+def rewrite(path: Path) -> None:
+    """The same bytes once more: a path that was written twice."""
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"),
+    [
+        (Path.unlink, Kind.REMOVED),
+        (rewrite, Kind.CHANGED),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), Kind.CHANGED),
+    ],
+)
+def test_a_committed_file_that_is_removed_or_written_again_is_found(story: Story, harm: Callable[[Path], Any], kind: Kind):
+    story.epoch()
+    assert story.kinds() == []
+    harm(story.files()[0])
+    assert story.kinds() == [kind]
+
+
+def test_a_manifest_list_that_is_removed_is_found(story: Story):
+    story.epoch()
+    assert story.kinds() == []
+    snapshot = story.load().current_snapshot()
+    assert snapshot is not None
+    Path(urlsplit(snapshot.manifest_list).path).unlink()
+    assert set(story.kinds()) <= {Kind.REMOVED, Kind.UNREADABLE}
+    assert story.checker.violations
+
+
+def test_a_table_that_cannot_be_read_is_a_violation_and_no_exception(story: Story):
+    story.epoch()
+    story.files()[0].unlink()
+    (found,) = story.checker.check()
+    assert found.kind == Kind.UNREADABLE
+    assert "parquet" in found.found
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"),
+    [(Path.unlink, Kind.REMOVED), (rewrite, Kind.CHANGED), (lambda path: path.write_bytes(b"other"), Kind.CHANGED)],
+)
+def test_a_staged_file_that_is_removed_or_written_again_is_found(
+    story: Story, tmp_path: Path, harm: Callable[[Path], Any], kind: Kind
+):
+    file = tmp_path / "staged.parquet"
+    file.write_bytes(b"12345")
+    story.stage(file, 5)
+    assert story.kinds() == []
+    harm(file)
+    assert story.kinds() == [kind]
+
+
+def test_a_staged_file_of_another_size_than_noted_is_found_at_once(story: Story, tmp_path: Path):
+    file = tmp_path / "staged.parquet"
+    file.write_bytes(b"12345")
+    story.stage(file, 4)
+    assert story.kinds() == [Kind.CHANGED]
+
+
+def test_a_note_of_what_was_published_long_ago_may_name_files_that_are_gone(story: Story, tmp_path: Path):
+    story.epoch()
+    story.stage(tmp_path / "gone.parquet", 5, upper=story.frontier)
+    assert story.kinds() == []
+    story.stage(tmp_path / "gone.parquet", 5)
+    assert story.kinds() == [Kind.REMOVED]
+
+
+def test_what_is_no_longer_staged_or_was_removed_on_purpose_may_go(story: Story, tmp_path: Path):
+    first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
+    for file in (first, second):
+        file.write_bytes(b"12345")
+    story.stage(first, 5)
+    assert story.kinds() == []
+    story.stage(second, 5)
+    first.unlink()
+    assert story.kinds() == []
+    story.checker.forgive([f"file://{second}"])
+    second.unlink()
+    assert story.kinds() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no database"])
+def test_a_damaged_state_file_knows_of_nothing_staged(story: Story, content: bytes):
+    story.state.write_bytes(content)
+    story.epoch()
+    assert story.kinds() == []
+
+
+# ── another engine ─────────────────────────────────────────────────────────────────────────
+def test_the_second_engine_s_rows_are_compared_too(story: Story):
+    story.foreign(FOREIGN + 1)
+    story.epoch()
+    assert story.kinds() == []
+    assert story.checker.check_with("another", lambda table: table.scan().to_arrow().to_pylist()) == []
+    (found,) = story.checker.check_with("another", lambda _: [{"id": 1, "v": "x"}])
+    assert (found.kind, "by another" in found.where) == (Kind.FOREIGN, True)
+
+
+def test_the_second_engine_is_installed_here_and_reads_what_it_is_given(story: Story):
+    story.epoch()
+    story.epoch()
+    assert (second_engine() or "").startswith("DataFusion")
+    assert story.kinds() == []
+    assert story.checker.check_with("DataFusion", by_datafusion) == []
+
+
+def test_a_violation_is_one_line_and_one_json_object():
+    violation = Violation(Kind.GAP, "snapshot 7", "from 1", "from 2")
+    assert str(violation) == "gap: snapshot 7: expected from 1, found from 2"
+    assert violation.to_dict() == {"kind": "gap", "where": "snapshot 7", "expected": "from 1", "found": "from 2"}

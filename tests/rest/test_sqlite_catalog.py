@@ -1,0 +1,276 @@
+"""The embedded catalog by its own means: its database locked, its driver killed or paused in mid-commit, its disk full."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icefront.api import Pipeline
+from icefront.core.errors import ConnectionFailed
+from icefront.core.files import Staged
+from icefront.core.marks import Mark
+from icefront.core.protocol import Published
+from icefront.proof.oracle import compare, replay
+from icefront.settings import Catalog, load_pipeline
+from icefront.sinks.iceberg import IcebergSink
+from icefront.testing.feeds import ORDERS, Feed
+from tests import engines
+from tests.lakes import Lake, orders
+from tests.sinks.test_iceberg_sink import claim, make, publish, stage, state
+
+pytestmark = [pytest.mark.spark, pytest.mark.process]
+_names = (f"lite_{number}" for number in itertools.count())
+HASTY = "journal_mode=WAL&busy_timeout=200&transaction_mode=IMMEDIATE"
+
+
+class Embedded:
+    """A catalog in a folder of its own, under a name of its own in the shared session."""
+
+    def __init__(self, spark: Any, folder: Path, *, hasty: bool = False, **properties: str) -> None:
+        self.spark, self.folder, self.name = spark, folder, next(_names)
+        catalog = Catalog(type="sqlite", path=folder)
+        catalog.create_folder()
+        conf = {**catalog.spark_conf(self.name), **{f"spark.sql.catalog.{self.name}.{k}": v for k, v in properties.items()}}
+        if hasty:
+            conf[f"spark.sql.catalog.{self.name}.uri"] = f"jdbc:sqlite:{self.database}?{HASTY}"
+        for key, value in conf.items():
+            spark.conf.set(key, value)
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "catalog.db"
+
+    @property
+    def table(self) -> str:
+        return f"{self.name}.t.x"
+
+    def sink(self, **wanted: Any) -> IcebergSink:
+        return make(self.spark, self.table, **wanted)
+
+    def metadata_files(self) -> int:
+        return len(list(self.folder.glob("warehouse/t/*/metadata/*.metadata.json")))
+
+    def check(self, expected: Mapping[int, str]) -> None:
+        assert state(self.spark, self.table) == expected
+        rows, _ = engines.read(self.folder, self.table)
+        assert {row["id"]: row["v"] for row in rows} == expected
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Hold the database's write lock; of a new database, which keeps no log of its own yet, also the lock against readers."""
+    with closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        yield
+        holder.execute("ROLLBACK")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def begun(catalog: Embedded, **wanted: Any) -> tuple[IcebergSink, Mark, Staged]:
+    """A table with one epoch published and another one staged."""
+    sink = catalog.sink(**wanted)
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "b"})
+    return sink, mark, stage(sink, mark, 20, {1: "c"})
+
+
+# ── locked ─────────────────────────────────────────────────────────────────────────────────
+def test_a_publish_waits_for_a_database_that_is_locked_for_a_moment(spark: Any, tmp_path: Path) -> None:
+    catalog = Embedded(spark, tmp_path)
+    sink, mark, staged = begun(catalog)
+    before = catalog.metadata_files()
+    with ThreadPoolExecutor(1) as publisher:
+        with locked(catalog.database):
+            outcome = publisher.submit(sink.publish, staged, mark)
+            wait_until(lambda: catalog.metadata_files() > before)
+            time.sleep(0.5)
+            assert not outcome.done()
+        published = outcome.result(60)
+    assert isinstance(published, Published)
+    assert published.attempts == 1
+    catalog.check({1: "c", 2: "b"})
+
+
+def test_a_database_that_stays_locked_is_a_connection_that_failed(spark: Any, tmp_path: Path) -> None:
+    catalog = Embedded(spark, tmp_path, hasty=True)
+    sink, mark, staged = begun(catalog, retries=1)
+    with locked(catalog.database):
+        with pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as publishing:
+            sink.publish(staged, mark)
+        assert "another program holds the catalog's database" in publishing.value.next_step
+        with pytest.raises(ConnectionFailed, match="SQLITE_BUSY"):
+            claim(catalog.sink(retries=0))
+    assert isinstance(sink.publish(staged, mark), Published)
+    catalog.check({1: "c", 2: "b"})
+
+
+def test_a_database_that_cannot_be_read_either_is_a_connection_that_failed(spark: Any, tmp_path: Path) -> None:
+    catalog = Embedded(spark, tmp_path, hasty=True)
+    with locked(catalog.database), pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as opening:
+        catalog.sink()
+    assert "another program holds the catalog's database" in opening.value.next_step
+
+
+def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(spark: Any, tmp_path: Path) -> None:
+    catalog = Embedded(spark, tmp_path, hasty=True)
+    sink, mark, staged = begun(catalog, retries=0)
+    script = (
+        "import os, signal, sqlite3, sys\n"
+        "holder = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "holder.execute('BEGIN IMMEDIATE')\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "holder.execute('ROLLBACK')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(catalog.database)]) as zombie:
+        try:
+            wait_until(lambda: is_stopped(zombie.pid))
+            with pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as busy:
+                sink.publish(staged, mark)
+            assert "wake it if it is paused" in busy.value.next_step
+            zombie.send_signal(signal.SIGCONT)
+            assert zombie.wait(60) == 0
+        finally:
+            zombie.kill()
+    assert isinstance(sink.publish(staged, mark), Published)
+    catalog.check({1: "c", 2: "b"})
+
+
+# ── killed and paused in mid-commit ────────────────────────────────────────────────────────
+class Project:
+    """A pipeline with one epoch published, and a real process that is stopped by a failpoint before it publishes the second."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.folder = folder
+        self.catalog = Embedded(spark, folder / "lake")
+        self.lake = Lake(spark, folder, folder / "lake")
+        self.table = f"{self.catalog.name}.t.orders"
+        self.feed = Feed(folder / "feed", tables=[ORDERS], seed=5, deletes=0.3)
+        self.feed.scan(20)
+        known = {"catalogs": {self.catalog.name: {"type": "sqlite", "path": "lake"}}, "spark": {"master": "local[1]"}}
+        (folder / "icefront.yaml").write_text(json.dumps(known))
+        settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders(self.table)}
+        (folder / "orders.yaml").write_text(json.dumps(settings))
+        self.run()
+        self.feed.advance(20)
+
+    def run(self) -> None:
+        Pipeline(load_pipeline(self.folder / "orders.yaml")).run(self.lake.spark, until="caught-up")
+
+    @contextmanager
+    def start(self) -> Iterator[subprocess.Popen[str]]:
+        """A run that pauses itself before its commit."""
+        command = [sys.executable, "-m", "icefront", "run", "orders.yaml", "--until", "caught-up"]
+        environment = {**os.environ, "ICEFRONT_FAILPOINTS": "publish.before=pause@1"}
+        with subprocess.Popen(
+            command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                wait_until(lambda: is_stopped(process.pid))
+                yield process
+            finally:
+                signal_all(process, signal.SIGKILL)
+
+    def let_it_commit(self, process: subprocess.Popen[str]) -> None:
+        """Wake a run; returns when its metadata file is written, and it waits for the catalog's database."""
+        before = self.catalog.metadata_files()
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: self.catalog.metadata_files() > before)
+
+    def check(self) -> None:
+        assert self.lake.check_every_snapshot(self.table, "orders") == 2
+        rows, schema = engines.read(self.catalog.folder, self.table)
+        expected = replay(self.folder / "feed", "orders", ["id"], str(self.feed.resolved[-1].next()))
+        assert not compare(expected, rows, schema, ["id"])
+
+
+@pytest.mark.long  # what the successor finds is what it finds when the driver is paused, see below
+def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with(spark: Any, tmp_path: Path) -> None:
+    project = Project(spark, tmp_path)
+    with project.start() as driver:
+        with locked(project.catalog.database):
+            project.let_it_commit(driver)
+            signal_all(driver, signal.SIGKILL)
+            driver.wait(60)
+        project.run()
+    project.check()
+
+
+def test_a_driver_paused_in_mid_commit_is_overtaken_and_refused_when_it_wakes(spark: Any, tmp_path: Path) -> None:
+    project = Project(spark, tmp_path)
+    with project.start() as driver:
+        with locked(project.catalog.database):
+            project.let_it_commit(driver)
+            signal_all(driver, signal.SIGSTOP)
+            wait_until(lambda: is_stopped(driver.pid))
+        project.run()
+        project.check()
+        signal_all(driver, signal.SIGCONT)
+        _, said = driver.communicate(timeout=120)
+        assert driver.returncode == 4, said[-3000:]
+        assert "is owned by writer" in said
+    project.check()
+
+
+def signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal the driver and its JVM."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+
+# ── a full disk ────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", folder], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until there is no room left."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+    return path
+
+
+@pytest.mark.parametrize("full", ["the database's disk", "the table's disk"])
+def test_a_full_disk_stops_the_publish_and_nothing_else(spark: Any, tmp_path: Path, small_disk: Path, full: str) -> None:
+    if full == "the database's disk":
+        catalog = Embedded(spark, small_disk, warehouse=f"file://{tmp_path}/warehouse")
+    else:
+        catalog = Embedded(spark, tmp_path, warehouse=f"file://{small_disk}/warehouse")
+    sink, mark, staged = begun(catalog, retries=1)
+    ballast = fill(small_disk)
+    with pytest.raises(ConnectionFailed, match="was not accepted in 2 attempts") as stopped:
+        sink.publish(staged, mark)
+    assert "make room on the disk" in stopped.value.next_step
+    catalog.check({1: "a", 2: "b"})
+    ballast.unlink()
+    assert isinstance(sink.publish(staged, mark), Published)
+    catalog.check({1: "c", 2: "b"})

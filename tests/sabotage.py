@@ -1,0 +1,150 @@
+"""Sabotage: `python -m tests.sabotage NAME run …` breaks one rule of the protocol, then does what `icefront run …` would.
+
+It lives here and only here: the program that is shipped has no switch for any of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from icefront.cli import main
+from icefront.core import protocol
+from icefront.core.epochs import Epoch, epoch_id
+from icefront.core.files import ClosedFile, Staged
+from icefront.core.marks import START, Mark, Position
+from icefront.core.protocol import Claim, Decision, Head, NotLanded, Publication
+from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.iceberg import java
+from icefront.pipeline import Lane
+from icefront.sinks import iceberg
+from tests.process.matrix import HOOKED
+
+ROOT = Path(__file__).parent.parent
+Patch = Callable[[object, str, object], None]
+"""`setattr`, or in a test's own process `monkeypatch.setattr`."""
+
+
+def fence_off(patch: Patch) -> None:
+    """Let every commit through."""
+
+    def let_through(_head: Head, intent: Claim | Publication) -> Mark:
+        return intent.mark()
+
+    patch(iceberg, "fence", let_through)
+
+
+def lower_unchecked(patch: Patch) -> None:
+    """Publish an epoch wherever the frontier is, as long as the writer owns the target."""
+    decide = protocol.decide
+
+    def decided(mark: Mark, epoch: Epoch, name: UUID, onto: Mark) -> Decision:
+        return decide(replace(mark, frontier=epoch.lower, epoch_id=onto.epoch_id), epoch, name, onto)
+
+    patch(protocol, "decide", decided)
+
+
+def writer_unchecked(patch: Patch) -> None:
+    """Publish whoever owns the target, as long as the epoch continues the frontier."""
+    decide = protocol.decide
+
+    def decided(mark: Mark, epoch: Epoch, name: UUID, onto: Mark) -> Decision:
+        return decide(replace(mark, writer=onto.writer), epoch, name, onto)
+
+    patch(protocol, "decide", decided)
+
+
+def fence_says_no(patch: Patch) -> None:
+    """Leave the commit to Iceberg's own retries, and refuse by returning false, which makes it clean up after itself."""
+    validate = java._Fence.validate
+
+    def validated(fence: java._Fence, snapshots: Any) -> bool:
+        try:
+            return validate(fence, snapshots)
+        except protocol.Refusal:
+            return False
+
+    patch(java._Fence, "validate", validated)
+    patch(java.JavaTable, "_swap", lambda _table, transaction: transaction.commitTransaction())
+
+
+def delete_on_unknown_outcome(patch: Patch) -> None:
+    """Take a commit without an answer for one that failed, and clean up its files."""
+    commit_fenced = java.JavaTable.commit_fenced
+
+    def committed(table: java.JavaTable, pipeline: str, files: Sequence[ClosedFile], *rest: Any, **options: Any) -> Any:
+        answer = commit_fenced(table, pipeline, files, *rest, **options)
+        if isinstance(answer, NotLanded):
+            for file in files:
+                Path(urlsplit(file.path).path).unlink()
+        return answer
+
+    patch(java.JavaTable, "commit_fenced", committed)
+
+
+def release_before_publish(patch: Patch) -> None:
+    """Release the source as soon as an epoch is on its way."""
+
+    def released(lane: Lane) -> tuple[Timestamp, Position]:
+        return (lane.tip.frontier, lane.tip.position) if lane.tip else (ORIGIN, START)
+
+    patch(Lane, "done", property(released))
+
+
+def squash_two_epochs(patch: Patch) -> None:
+    """Publish every two epochs in one snapshot, with the files of both."""
+    stage = Lane.stage
+    held: list[tuple[Staged, Mark]] = []
+
+    def staged_together(lane: Lane, staged: Staged, timings: dict[str, float]) -> None:
+        assert lane.tip is not None
+        if not held:
+            held.append((staged, lane.tip))
+            lane.tip = Publication(staged, lane.tip).mark()
+            return
+        first, lane.tip = held.pop()
+        both = Epoch(first.epoch.lower, staged.epoch.upper)
+        name = epoch_id(staged.pipeline, staged.target, both)
+        files = first.files + staged.files
+        stage(lane, replace(staged, epoch=both, epoch_id=name, files=files, fresh=first.fresh), timings)
+
+    patch(Lane, "stage", staged_together)
+
+
+def reuse_paths(_patch: Patch) -> None:
+    """Write every attempt at a split to the same paths; workers are told through their environment."""
+    os.environ |= {**HOOKED, "MATRIX_REUSE": "1"}
+
+
+SWITCHES: Mapping[str, Callable[[Patch], None]] = {
+    "nothing": lambda _: None,
+    "fence-off": fence_off,
+    "lower-unchecked": lower_unchecked,
+    "writer-unchecked": writer_unchecked,
+    "fence-says-no": fence_says_no,
+    "delete-on-unknown-outcome": delete_on_unknown_outcome,
+    "release-before-publish": release_before_publish,
+    "squash-two-epochs": squash_two_epochs,
+    "reuse-paths": reuse_paths,
+}
+
+
+def program(name: str) -> Sequence[str]:
+    """The command that runs Icefront with this switch thrown, from any folder."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv[0:1] = ['icefront']; from tests import sabotage; sabotage.run({name!r})"
+    return sys.executable, "-c", code
+
+
+def run(name: str) -> None:
+    SWITCHES[name](setattr)
+    main()
+
+
+if __name__ == "__main__":
+    run(sys.argv.pop(1))
