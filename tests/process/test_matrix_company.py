@@ -19,7 +19,7 @@ from icefront.proof.checker import FOREIGN, FOREIGN_ROWS
 from icefront.proof.harness import Driver, wait_until
 from tests.process.matrix import Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
 STOPPED = 5
 
 

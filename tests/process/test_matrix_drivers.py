@@ -10,7 +10,7 @@ import pytest
 from icefront.proof.harness import FENCED
 from tests.process.matrix import Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("drivers", [2, 5])

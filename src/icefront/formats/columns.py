@@ -152,7 +152,7 @@ def array(values: Sequence[Any], kind: IcebergType, arrow: pa.DataType) -> pa.Ar
     """Make a column of decoded values; raises one of several exceptions when a value does not fit."""
     match kind:
         case DecimalType():
-            return _texts(values).cast(arrow)
+            return _decimals(_texts(values), arrow)
         case StringType():
             return _strings(values, arrow)
         case FloatType() | DoubleType():
@@ -176,6 +176,15 @@ def exact_as_double(text: str) -> bool:
         return isfinite(number) and Decimal(text) in {Decimal(repr(number)), Decimal(number)}
     except InvalidOperation:  # an exponent beyond what even a Decimal can hold
         return False
+
+
+def _decimals(texts: pa.Array, arrow: pa.DataType) -> pa.Array:
+    """Parse decimals. Of some with an exponent Arrow makes 0 instead of refusing them: those are looked at one by one."""
+    made = texts.cast(arrow)
+    for at in pc.indices_nonzero(pc.fill_null(pc.match_substring_regex(texts, "[eE]"), fill_value=False)).to_pylist():
+        if Decimal(texts[at].as_py()) != made[at].as_py():
+            raise ValueError(f"{texts[at]} is no {arrow}")
+    return made
 
 
 # ── strings and raw slices ────────────────────────────────────────────────────────────────────────────────────────────

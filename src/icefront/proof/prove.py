@@ -58,6 +58,8 @@ class Report:
     snapshots: int = 0
     rows: int = 0
     violations: list[Violation] = field(default_factory=list)
+    during: str = ""
+    """The life that is being played, or in which something was found."""
     engines: list[str] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
@@ -92,6 +94,7 @@ class Report:
             "not_struck_enough": list(self.missing),
             "failpoints": dict(sorted(self.places.items())),
             "violations": [violation.to_dict() for violation in self.violations],
+            "found_during": self.during if self.violations else None,
         }
 
 
@@ -115,7 +118,7 @@ class Deck:
         self._rng = rng
         self._left: list[str] = []
 
-    def deal(self, strike: Callable[[str], bool] = lambda _: True) -> str | None:
+    def deal(self, strike: Callable[[str], bool]) -> str | None:
         """Strike with the first kind that can be done now; those that cannot keep their turn."""
         if not self._left:
             self._left = self._rng.sample(self._all, len(self._all))
@@ -184,7 +187,9 @@ class Prove:
             try:
                 self._play(scene)
             except Broken as broken:
-                self.report.violations = [*scene.checker.violations] or [broken.violation]
+                scene.checker.check()  # what a run did wrong may have left its traces
+                self.report.violations = list(dict.fromkeys([broken.violation, *scene.checker.violations]))
+                self.report.during = ", ".join([self.report.during, *self._dealt])
             finally:
                 self._count()
         if not (self._keep or self.report.violations):
@@ -209,6 +214,7 @@ class Prove:
 
     def _live(self, scene: Scene, life: Fault) -> bool:
         """Play one life; False when it could not be done now."""
+        self.report.during = life.name
         self._arm(scene)
         scene.strike()
         try:
@@ -239,15 +245,22 @@ class Prove:
 
     def _arm(self, scene: Scene) -> None:
         """Choose the requests that the proxy strikes during the next life."""
-        if (proxy := scene.lake.proxy) is not None:
-            for _ in range(_PROXY_FAULTS):
-                proxy.arm(self._requests.deal() or "lost", nth=self._rng.randint(1, 8))
+        proxy = scene.lake.proxy
+
+        def arm(name: str) -> bool:
+            assert proxy is not None
+            proxy.arm(name, nth=self._rng.randint(1, 8))
+            return True
+
+        for _ in range(_PROXY_FAULTS if proxy else 0):
+            self._requests.deal(arm)
 
     def _finish(self, scene: Scene) -> None:
         """No more faults: a last run must catch up, and a second engine must see the same rows."""
         if (proxy := scene.lake.proxy) is not None:
             proxy.release()
             proxy.disarm()
+        self.report.during = "catching up without faults"
         scene.strike = lambda: None
         scene.catch_up()
         self.report.engines = [f"Spark {version('pyspark')}"]

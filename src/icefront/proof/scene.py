@@ -218,6 +218,7 @@ class Scene:
         failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
         self.running = driver = Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints})
         self._drivers.append(driver)
+        self.lake.spark  # noqa: B018 — started now, while the run gets going
         self.check()
         return driver
 
