@@ -11,7 +11,7 @@ from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.harness import KILLED
 from tests.process.matrix import Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 OF_NEW_TABLES = ("table.before", "table.after")
 
 

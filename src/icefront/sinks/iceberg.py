@@ -163,6 +163,7 @@ class IcebergSink:
         for _ in self._attempts("the partitioning"):
             if self._unpartitioned_spec() is not None and fields == self._current_fields():
                 return
+            self._check_owner()
             # In one transaction, or the table would be unpartitioned for a moment.
             transaction = table.table.newTransaction()
             if current := self._spec().fields:
