@@ -200,6 +200,8 @@ def _address(properties: Mapping[str, str]) -> str:
     if not uri:
         return str(properties.get("type", "no address"))
     parts = urllib.parse.urlsplit(uri)
+    if not parts.netloc:
+        return parts.path  # a file: its scheme's empty host would be lost
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
