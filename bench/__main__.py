@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     forms = parser.add_mutually_exclusive_group()
     for form, text in {
-        "short": "all of them in under ten minutes (default)",
+        "short": "all of them in about ten minutes (default)",
         "long": "larger tables, more rounds",
         "tiny": "only shows that the benchmarks work: nothing is written",
     }.items():

@@ -67,6 +67,9 @@ class MergeTable:
             f"CREATE TABLE {self.table} USING iceberg TBLPROPERTIES ('format-version'='3', {modes}) AS SELECT * FROM {other}"
         )
 
+    def drop(self) -> None:
+        self.spark.sql(f"DROP TABLE {self.table} PURGE")
+
     def use(self, setting: Setting) -> None:
         self.setting = setting
         kinds = ("write.merge.distribution-mode", "write.distribution-mode")

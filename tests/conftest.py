@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from icefront.settings import secrets
 from tests.servers.fixtures import pytest_runtest_makereport, rest_catalog, spark_cluster
 
 __all__ = ["pytest_runtest_makereport", "rest_catalog", "spark_cluster"]
 
 _numbers = itertools.count()
 # The same examples in every run, so that a red run is about the change at hand; `make test-all` goes looking for new ones.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("searching", derandomize=False)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("searching", derandomize=False, deadline=None)
 settings.load_profile("searching" if "ICEFRONT_SEARCH" in os.environ else "repeatable")
+
+
+@pytest.fixture(autouse=True)
+def forgotten_secrets() -> Iterator[None]:
+    """Let no test's secrets be masked in what another test reads."""
+    before = set(secrets._known)  # noqa: SLF001 — a process has one set of them for as long as it lives
+    yield
+    secrets._known.intersection_update(before)  # noqa: SLF001
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from icefront.version import __version__
 
 if TYPE_CHECKING:
-    from icefront.api import Applied, EpochPublished, Pipeline, Result, apply_changes
+    from icefront.api import Applied, EpochPublished, Pipeline, Result, apply_changes, changes
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "__version__", "apply_changes"]
+__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "__version__", "apply_changes", "changes"]
 
 
 def __getattr__(name: str) -> Any:

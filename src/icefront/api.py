@@ -1,4 +1,4 @@
-"""What `import icefront` offers: `Pipeline` and `apply_changes`. Importing it starts nothing."""
+"""What `import icefront` offers: `Pipeline`, `apply_changes` and `changes`. Importing it starts nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from icefront.apply import Applied, apply_changes
+from icefront.changes import changes
 from icefront.core.errors import ConfigError, IcefrontError
 from icefront.core.marks import START
 from icefront.pipeline import EpochPublished, Result, Run, RunOptions
-from icefront.settings import PipelineSettings, Target, load_pipeline, reveal
+from icefront.settings import PipelineSettings, Project, Target, load_pipeline, reveal
 from icefront.settings.secrets import masked
 from icefront.sources.changefeed import Changefeed
 from icefront.state.store import StateStore
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
 SPLIT_BYTES = 64 * 1024 * 1024
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "apply_changes"]
+__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "apply_changes", "changes", "start_session"]
+
+
+def start_session(project: Project, name: str) -> SparkSession:
+    """Start the Spark session that a project file describes."""
+    from icefront.spark.session import start  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+    for catalog in project.catalogs.values():
+        catalog.create_folder()
+    log = project.state.parent / "spark.log"
+    return start(f"icefront {name}", project.spark.master, project.spark_conf(), log=log)
 
 
 class Pipeline:
@@ -56,13 +67,7 @@ class Pipeline:
 
     def session(self) -> SparkSession:
         """Start the Spark session that the project file describes."""
-        from icefront.spark.session import start  # noqa: PLC0415 — Spark is an extra, and slow to import
-
-        project = self.settings.project
-        for catalog in project.catalogs.values():
-            catalog.create_folder()
-        log = project.state.parent / "spark.log"
-        return start(f"icefront {self.settings.pipeline}", project.spark.master, project.spark_conf(), log=log)
+        return start_session(self.settings.project, self.settings.pipeline)
 
     def run(
         self,

@@ -173,10 +173,8 @@ def _base(mark: Mark) -> int:
 
 
 def _fenced(table: str, query: str, mark: Mark, owner: object) -> FencedOut:
-    return FencedOut(
-        f"{table} is owned by writer {owner} for query {query}; this process is {mark.writer}",
-        "another application took this query over: stop one of the two",
-    )
+    took_over = "another application took this query over: stop one of the two"
+    return FencedOut.by(owner, f"query {query} of {table}", mark.writer, took_over)
 
 
 def _wishes(df: DataFrame, without: set[str | None], schema: Schema | None) -> list[Wish]:

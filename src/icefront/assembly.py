@@ -127,4 +127,5 @@ class Routes:
             policy=evolution.Policy(policy.add_column, policy.widen_type, policy.rename_column, dict(policy.renames)),
             sequence_by=target.sequence_column,
             retries=settings.commit.retries,
+            patience=settings.commit.patience.seconds,
         )

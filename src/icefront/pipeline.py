@@ -60,6 +60,8 @@ class EpochPublished:
     bytes: int
     timings: Mapping[str, float]
     recovered: bool = False
+    attempts: int = 1
+    """How often the catalog was asked: more than once when other writers' commits came first, or an answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,27 +300,34 @@ class Lane:
                 self.in_flight.clear()
                 raise
             match outcome:
-                case Published(snapshot=snapshot, mark=mark):
+                case Published() as published:
                     failpoint("note.before")
-                    self.mark = mark
-                    self.notes.published(flight.staged, snapshot, flight.timings)
+                    self.mark = published.mark
+                    self.notes.published(flight.staged, published.snapshot, flight.timings)
                     failpoint("note.after")
-                    self.tell(_told(flight, snapshot))
+                    self.tell(_told(flight, published))
                 case FencedOff(owner=owner):
-                    raise FencedOut(
-                        f"{self.route.sink.target} is owned by writer {owner}; this run is {self.mark.writer if self.mark else '?'}",
-                        "another run of this pipeline took over: let it work, and do not restart this one automatically",
-                    )
+                    raise FencedOut.by(owner, self.route.sink.target, self.mark.writer if self.mark else "?")
                 case never:
                     assert_never(never)
 
 
-def _told(flight: _InFlight, snapshot: int) -> EpochPublished:
+def _told(flight: _InFlight, published: Published) -> EpochPublished:
     staged = flight.staged
     timings = {k: v for k, v in flight.timings.items() if k != "recovered"}
     size = sum(f.size for f in staged.files)
     recovered = "recovered" in flight.timings
-    return EpochPublished(staged.target, staged.epoch, snapshot, staged.counts, len(staged.files), size, timings, recovered)
+    return EpochPublished(
+        staged.target,
+        staged.epoch,
+        published.snapshot,
+        staged.counts,
+        len(staged.files),
+        size,
+        timings,
+        recovered,
+        published.attempts,
+    )
 
 
 def _counts(reports: Sequence[Report], files: Sequence[ClosedFile]) -> dict[str, int]:
@@ -449,6 +458,8 @@ class Run:
         epochs: Sequence[Epoch] = ()
         with self._guarded(slowest):
             observation = self._observe(slowest.position, sorted({lane.route.table for lane in live}))
+            if observation is None:
+                return ()
             # A target at the origin takes the source from wherever it begins.
             earliest = ORIGIN if slowest.examined == ORIGIN else observation.earliest
             check_readable(slowest.examined, earliest)
@@ -459,8 +470,8 @@ class Run:
                 epochs = mint(self._minting, least.examined, earliest, observation.cuts, open_epochs=in_flight, flush=flush)
         return epochs
 
-    def _observe(self, position: Position, tables: Sequence[str]) -> Observation:
-        """Look at the source; one that is away for a moment is asked again, one that stays away ends the run."""
+    def _observe(self, position: Position, tables: Sequence[str]) -> Observation | None:
+        """Look at the source; one that is away for a moment is asked again, one that stays away (None) ends the run."""
         for attempt in range(OBSERVE_ATTEMPTS):
             failpoint("observe.before")
             try:
@@ -474,7 +485,7 @@ class Run:
             self._lost = None
             failpoint("observe.after")
             return observation
-        return Observation((), ORIGIN)
+        return None
 
     def _advance(self, writers: ThreadPoolExecutor, epoch: Epoch, identity: Identity) -> None:
         """Let every lane write up to the epoch's end, then stage and hand over to publishing."""

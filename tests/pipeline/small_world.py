@@ -40,6 +40,7 @@ class MemorySource:
     released: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     failing: list[IcefrontError] = field(default_factory=list)
+    answers_first: int = 0
 
     def identity(self) -> Identity:
         return Identity("memory")
@@ -54,8 +55,9 @@ class MemorySource:
 
     def observe(self, after: Position, tables: Sequence[str]) -> Observation:
         del tables
-        if self.failing:
+        if self.failing and not self.answers_first:
             raise self.failing.pop()
+        self.answers_first = max(0, self.answers_first - 1)
         self.asked.append(_number(after))
         cuts = tuple(Cut(at(cut), 1) for cut in self.cuts if cut > _number(after))
         return Observation(cuts, at(self.earliest) if self.earliest else ORIGIN)

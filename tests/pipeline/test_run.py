@@ -274,3 +274,18 @@ def test_a_target_that_can_be_routed_later_is_taken_up() -> None:
     run(feed, (), discover=lambda: next(found, [a, b]))
     assert sink.table.rows() == [(7, 71)]
     assert feed.released[-1] == 6
+
+
+def test_nothing_is_minted_for_a_newcomer_while_the_source_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not listed would be taken for empty, and its rows would be missing for good."""
+    monkeypatch.setattr("icefront.pipeline.OBSERVE_ATTEMPTS", 2)
+    feed = source()
+    (a, _, _), (b, sink_b, job_b) = route(feed, "a"), route(feed, "b", exists=False)
+    run(feed, [a])
+    # The check before the claim of a, which has a mark, still gets its answer.
+    feed.failing = [ConnectionFailed("no route to host", "wait")] * 2
+    feed.answers_first = 1
+    with pytest.raises(ConnectionFailed, match="no route"):
+        run(feed, [a, b])
+    assert job_b.written == []
+    assert not sink_b.exists

@@ -12,7 +12,7 @@ from icefront.proof.sessions import processes
 from tests.process.matrix import Strike, Watched
 from tests.servers.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 class OnCluster(Watched):

@@ -19,7 +19,7 @@ from icefront.proof.checker import FOREIGN, FOREIGN_ROWS
 from icefront.proof.harness import Driver, wait_until
 from tests.process.matrix import Watched
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]
 STOPPED = 5
 
 
@@ -64,15 +64,16 @@ def wait_for_another(keys: Sequence[int]) -> None:
 def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing(tmp_path: Path) -> None:
     # PyIceberg writes format 2 only.
     project = Watched(tmp_path, sink={"format_version": 2})
-    project.run()
-    for _ in range(8):
+    for _ in range(6):
         project.feed.advance(20)
-    with appending(project) as keys, project.start("publish.before-commit=pause@1+3+5+7") as driver:
-        for _ in range(4):
-            driver.wait_until_stopped()
-            wait_for_another(keys)
-            driver.wake()
-        driver.expect(0)
+    with project.start("publish.before-commit=pause@2+4+6+8") as driver:
+        driver.wait_until_stopped()
+        with appending(project) as keys:
+            for _ in range(4):
+                driver.wait_until_stopped()
+                wait_for_another(keys)
+                driver.wake()
+            driver.expect(0)
         assert len(driver.epochs()) == 8
     project.check_caught_up()
 
@@ -110,11 +111,9 @@ def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:
 
 def test_maintenance_by_others_right_before_each_of_our_commits(project: Watched, spark: Any) -> None:
     others = maintenance(spark, project.table)
-    project.feed.advance(20)
-    project.run()
-    for _ in range(len(others) + 1):
+    for _ in others:
         project.feed.advance(20)
-    passings = "+".join(str(number) for number in range(1, len(others) + 1))
+    passings = "+".join(str(number + 2) for number in range(len(others)))  # there is something to maintain by then
     with project.start(f"publish.before-commit=pause@{passings}") as driver:
         for come_between in others.values():
             driver.wait_until_stopped()
@@ -128,12 +127,13 @@ def test_maintenance_by_others_right_before_each_of_our_commits(project: Watched
 
 def test_maintenance_by_others_all_the_time(project: Watched, spark: Any) -> None:
     """Here it is their commits that meet ours in the middle: they may fail, ours may not."""
-    project.run()
-    for _ in range(8):
+    for _ in range(9):
         project.feed.advance(20)
     others = maintenance(spark, project.table)
     done = 0
-    with project.start() as driver:
+    with project.start("publish.before-commit=pause@2") as driver:
+        driver.wait_until_stopped()
+        driver.wake()
         while driver.code is None:
             for name in ("rewrite_data_files", "rewrite_manifests", "remove_orphan_files"):
                 spark.catalog.refreshTable(project.table)

@@ -17,12 +17,13 @@ import pytest
 
 from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.faults import BLOWS, FIRST, LIVES
+from icefront.proof.harness import wait_until
 from icefront.proof.proxy import RANDOM_FAULTS
 from icefront.proof.sessions import processes
 from tests import sabotage
 from tests.servers.rest import RestCatalog
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
 KINDS = {FIRST.name, *LIVES, *BLOWS}
 SABOTAGED = """
@@ -105,8 +106,8 @@ def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -
 def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with proving(tmp_path, prove("--minutes", "3", "--seed", "5")) as process:
         assert process.stderr is not None
-        process.stderr.readline()  # one life is over, the next has begun
-        time.sleep(3)
+        process.stderr.readline()  # one life is over
+        wait_until(lambda: any(works_in(p.pid, tmp_path) and p.name == "java" for p in processes()), what="no other life began")
         os.kill(process.pid, signal.SIGINT)
         code, report, _ = ended(process)
     assert (code, report["interrupted"], report["violations"]) == (130, True, [])

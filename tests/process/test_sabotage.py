@@ -20,11 +20,12 @@ from icefront.proof.proxy import FaultProxy
 from icefront.settings import Catalog
 from tests import sabotage
 from tests.process.matrix import Watched
+from tests.process.test_matrix_drivers import start_at_once
 from tests.process.test_matrix_zombies import overtake_and_wake
 from tests.servers.rest import RestCatalog
 from tests.sinks.test_iceberg_sink import claim, make, publish, stage
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -48,20 +49,20 @@ def test_without_sabotage_the_same_program_passes(tmp_path: Path) -> None:
 # ── zombies ────────────────────────────────────────────────────────────────────────────────
 def test_fence_off(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("fence-off")
-    with pytest.raises(Unexpected, match="instead of 4"):
+    with pytest.raises(Unexpected, match="it ended with 0 instead of 4"):
         overtake_and_wake(project, ["publish.before-commit"], nullcontext)
     assert found(project) >= {Kind.GAP, Kind.EPOCH_TWICE}
 
 
 def test_writer_unchecked(sabotaged: Callable[..., Watched]) -> None:
-    project = sabotaged("writer-unchecked")
-    with pytest.raises(Unexpected, match="instead of 4"):
-        overtake_and_wake(project, ["publish.before-commit"], nullcontext)
+    """Nobody is refused for who it is, though the frontier is still checked."""
+    with pytest.raises(AssertionError, match=r"they ended with \[[05], [05]\]"):
+        start_at_once(sabotaged("writer-unchecked"), 2)
 
 
 def test_path_reused(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("reuse-paths")
-    with pytest.raises(AssertionError, match=Kind.CHANGED):
+    with pytest.raises(AssertionError, match=rf"{Kind.CHANGED}: \S+\.parquet: "):
         overtake_and_wake(project, ["write.before"], nullcontext)
 
 
@@ -69,14 +70,14 @@ def test_path_reused(sabotaged: Callable[..., Watched]) -> None:
 def test_release_before_publish(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("release-before-publish")
     project.run("publish.before=delay:60,release.after=kill", code=KILLED)
-    with pytest.raises(AssertionError, match=Kind.RELEASED):
+    with pytest.raises(AssertionError, match=f"{Kind.RELEASED}: the source: "):
         project.check()
 
 
 def test_two_epochs_squashed(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("squash-two-epochs")
     project.run()
-    with pytest.raises(AssertionError, match=Kind.ROWS):
+    with pytest.raises(AssertionError, match=f"{Kind.ROWS}: snapshot .* repeated"):
         project.check()
 
 
@@ -89,7 +90,7 @@ def test_a_fence_that_returns_false(sabotaged: Callable[..., Watched], rest_cata
         with project.start() as driver:
             driver.wait()
         assert proxy.struck
-        with pytest.raises(AssertionError, match=Kind.UNREADABLE):
+        with pytest.raises(AssertionError, match=f"{Kind.UNREADABLE}: .*FileNotFoundError"):
             project.check()
 
 

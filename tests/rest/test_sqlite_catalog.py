@@ -201,7 +201,6 @@ class Project:
         assert not compare(expected, rows, schema, ["id"])
 
 
-@pytest.mark.long  # what the successor finds is what it finds when the driver is paused, see below
 def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with(spark: Any, tmp_path: Path) -> None:
     project = Project(spark, tmp_path)
     with project.start() as driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,9 @@ from icefront.core.marks import Identity, Mark, Position
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Landed, NotLanded, Published
 from icefront.core.timestamps import Timestamp
+from icefront.iceberg.java import _Fence
 from icefront.iceberg.partitions import PartitionField
+from icefront.proof.harness import wait_until
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 
 pytestmark = pytest.mark.spark
@@ -416,3 +419,18 @@ def _once_blind(sink: IcebergSink) -> Any:
     looks = iter([True])
     check = sink._check_company
     return lambda: None if next(looks, False) else check()
+
+
+def test_a_publish_leaves_nothing_behind_in_either_language(spark: Any, table: str) -> None:
+    """A fence and its transaction hold each other, one in Python and one in Java: neither collector would ever free them."""
+    sink = make(spark, table)
+    mark = claim(sink)
+    for n in range(1, 6):
+        mark = publish(sink, mark, 10 * n, {n: "a"})
+
+    def fences() -> int:
+        gc.collect()
+        spark._jvm.System.gc()
+        return sum(isinstance(held, _Fence) for held in list(spark.sparkContext._gateway.gateway_property.pool.values()))
+
+    wait_until(lambda: fences() == 0, what="fences are still held")

@@ -169,6 +169,39 @@ def verify(
     verifying.verify(file, every_snapshot=every_snapshot, limit=limit, as_json=as_json)
 
 
+@app.command(epilog="Example: [bold]icefront changes lake.shop.orders --from 2026-01-31T12:00:00 --keys id[/]")
+def changes(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="catalog.namespace.table", show_default=False)],
+    *,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="SNAPSHOT", help="After this one: an id, a time, a tag, a branch. Default: all that is left."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="SNAPSHOT", help="Up to and with this one. Default: the newest.")
+    ] = None,
+    net: Annotated[bool, typer.Option("--net", help="Only what remains of all snapshots together.")] = False,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="What tells rows apart, for update images: id or a,b. Default: the identifier fields."
+        ),
+    ] = None,
+    proof: Annotated[
+        bool, typer.Option("--verify", help="Prove it: before, minus deletes, plus inserts, is after. Exit code 7 if not.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="How many changes to show, from the first.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show the row changes between snapshots of any Iceberg table, whatever writes it."""
+    from icefront.cli import changing
+
+    wanted = None if keys is None else [key.strip() for key in keys.split(",") if key.strip()]
+    changing.changes(table, begin, end, net=net, keys=wanted, proof=proof, limit=limit, as_json=as_json)
+
+
 @app.command(epilog="Example: [bold]icefront prove --minutes 10[/]")
 def prove(
     *,

@@ -34,6 +34,8 @@ def prove(
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="icefront-prove-"))
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
+    if seed is None:
+        tell(f"seed {chosen}")  # at once: whatever ends this, the run can be repeated
     with Screen(quiet=as_json) as screen:
         report = Prove(folder, screen, minutes=minutes, seed=chosen, uri=uri, keep=keep)()
     if keep or report.violations:

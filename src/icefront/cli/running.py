@@ -212,6 +212,7 @@ def epoch_dict(event: EpochPublished) -> dict[str, object]:
         "bytes": event.bytes,
         "seconds": {phase: round(value, 3) for phase, value in event.timings.items()},
         "recovered": event.recovered,
+        "attempts": event.attempts,
     }
 
 

@@ -22,6 +22,8 @@ An error is one sentence of fact with both values, then `next_step`: what to do.
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class IcefrontError(Exception):
     """Base of all errors raised on purpose."""
@@ -53,6 +55,17 @@ class FencedOut(IcefrontError):
     """Another writer owns the target. Never restart automatically after this."""
 
     exit_code = 4
+
+    @classmethod
+    def by(
+        cls,
+        owner: object,
+        target: str,
+        ours: object,
+        next_step: str = "another run of this pipeline took over: let it work, and do not restart this one automatically",
+    ) -> Self:
+        """Say who owns the target, and which writer was refused."""
+        return cls(f"{target} is owned by writer {owner}; this run is {ours}", next_step)
 
 
 class Stopped(IcefrontError):

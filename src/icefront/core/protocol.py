@@ -224,9 +224,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The target confirmed the commit."""
+    """The target confirmed the commit. Each attempt before that met a commit of somebody else."""
 
     snapshot: int
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class Published:
     snapshot: int
     mark: Mark
     attempts: int
+    """How often the target was asked, as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +299,8 @@ def publishing(publication: Publication, *, retries: int) -> Generator[Request, 
     why = ""
     for attempt in range(1, retries + 2):
         match (yield Send(publication)):
-            case Landed(snapshot=snapshot):
-                return Published(snapshot, publication.mark(), attempt)
+            case Landed(snapshot=snapshot, attempts=attempts):
+                return Published(snapshot, publication.mark(), attempt - 1 + attempts)
             case NotLanded(why=why):
                 pass
         head = _head((yield Load()))

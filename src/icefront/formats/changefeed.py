@@ -1,5 +1,6 @@
 """CockroachDB changefeed NDJSON → Arrow changes.
 
+    lines that are all plain ─▶ `plain.py`; others:
     lines ─ msgspec, typed ─▶ one struct per line ─▶ those inside the epoch ─▶ one list per column ─▶ Arrow columns + _op, …
               │ does not fit
               └▶ lines of other epochs put aside ─▶ line by line: a wish for the schema, a column to be read otherwise, or BadRow
@@ -37,7 +38,7 @@ from icefront.core.epochs import Epoch
 from icefront.core.errors import ConfigError
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
 from icefront.formats import stamps
-from icefront.formats.chunks import Chunk, pieces
+from icefront.formats.chunks import LARGE, Chunk, pieces
 from icefront.formats.columns import RAW_NULL, Unfit, first_unfit, fit, record, wire
 from icefront.formats.envelope import (
     META,
@@ -54,6 +55,7 @@ from icefront.formats.envelope import (
 )
 from icefront.formats.infer import Sightings, unite
 from icefront.formats.place import Place, shorten
+from icefront.formats.plain import plain_lines
 from icefront.formats.stamps import ALL_TIME, Stamps, Tally
 
 __all__ = ["ALL_TIME", "Decoded", "Decoder", "Envelope", "Place", "columns", "infer", "unite"]
@@ -111,6 +113,8 @@ class Decoder:
         self.arrow_schema = pa.schema([*(f.with_nullable(True) for f in arrow), *change])
         self._raw: set[str] = set()
         self._nulls: set[str] = set()
+        # What is ignored is there in every line, and none of them plain.
+        self._plain = plain_lines(self._fields, keys, self.arrow_schema) if envelope == "wrapped" and not ignored else None
         self._build()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,14 +148,24 @@ class Decoder:
         """
         decoded: list[Decoded] = []
         at = 0
-        for piece in pieces(lines):
-            decoded.append(self._decode(Chunk(piece, place.plus(at), order + at), epoch))
-            at += decoded[-1].lines
+        for large in pieces(lines, LARGE):
+            if plain := self._plain_changes(Chunk(large, place.plus(at), order + at), epoch):
+                decoded.append(plain)
+                at += plain.lines
+                continue
+            for piece in pieces(large):
+                decoded.append(self._decode(Chunk(piece, place.plus(at), order + at), epoch))
+                at += decoded[-1].lines
         wishes = unite(wish for part in decoded for wish in part.wishes)
         if wishes:
             return Decoded(self.arrow_schema.empty_table(), wishes, lines=at)
         changes = pa.concat_tables(part.changes for part in decoded)
         return Decoded(changes, (), sum((part.tally for part in decoded), stamps.NONE), at)
+
+    def _plain_changes(self, chunk: Chunk, epoch: Epoch) -> Decoded | None:
+        """Decode lines that are all as plain as most are: see `plain.py`. All else in here is for others."""
+        found = self._plain.decode(chunk, epoch) if self._plain else None
+        return found and Decoded(found[0], (), found[1], chunk.count)
 
     def _decode(self, chunk: Chunk, epoch: Epoch) -> Decoded:
         lines = chunk.count

@@ -14,6 +14,8 @@ from icefront.formats.place import Place
 from icefront.formats.stamps import Tally
 
 PIECE = 1024 * 1024
+LARGE = 4 * PIECE
+"""For lines that do not become objects: then fewer pieces are faster."""
 _LINE_END = ord("\n")
 
 
@@ -34,16 +36,21 @@ class Chunk:
         return texts if texts[-1] else texts[:-1]
 
     @cached_property
-    def _letters(self) -> np.ndarray[Any, Any]:
+    def letters(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(self.lines, np.uint8)
 
     @cached_property
-    def _ends(self) -> np.ndarray[Any, Any]:
-        return np.flatnonzero(self._letters == _LINE_END)
+    def ends(self) -> np.ndarray[Any, Any]:
+        return np.flatnonzero(self.letters == _LINE_END)
+
+    @cached_property
+    def starts(self) -> np.ndarray[Any, Any]:
+        """Where each line starts."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends + 1])[: self.count]
 
     @property
     def count(self) -> int:
-        return len(self._ends) + (self.lines[-1:] not in {b"\n", b""})
+        return len(self.ends) + (self.lines[-1:] not in {b"\n", b""})
 
     def is_straight(self, values: int) -> bool:
         """Say whether each line is one of so many values: as many lines, and each line end between two braces.
@@ -52,9 +59,8 @@ class Chunk:
         """
         if self.count != values:
             return False
-        starts = self._ends[:-1] + 1 if self.lines.endswith(b"\n") else self._ends + 1
-        closed = (self._letters[self._ends - 1] == ord("}")).all()
-        return bool(closed and (self._letters[starts] == ord("{")).all() and self.lines[:1] in {b"{", b""})
+        closed = (self.letters[self.ends - 1] == ord("}")).all()
+        return bool(closed and (self.letters[self.starts] == ord("{")).all())
 
     def number(self, row: int) -> int:
         return row if self.numbers is None else int(self.numbers[row])
@@ -73,11 +79,11 @@ class Chunk:
         return self.place.bad(self.number(row), fact, next_step)
 
 
-def pieces(lines: bytes) -> Iterator[bytes]:
-    """Cut at line ends into pieces whose objects stay in the processor's cache: more than twice as fast."""
+def pieces(lines: bytes, size: int = PIECE) -> Iterator[bytes]:
+    """Cut at line ends into pieces, by default so that their objects stay in the processor's cache: more than twice as fast."""
     start = 0
-    while len(lines) - start > PIECE:
-        end = lines.find(b"\n", start + PIECE) + 1 or len(lines)
+    while len(lines) - start > size:
+        end = lines.find(b"\n", start + size) + 1 or len(lines)
         yield lines[start:end]
         start = end
     if start < len(lines) or not lines:

@@ -57,17 +57,6 @@ _SPECIAL_FLOATS = {
     "-Infinity": float("-inf"),
     "-Inf": float("-inf"),
 }
-_TEXT_TYPES = (
-    DateType,
-    TimeType,
-    TimestampType,
-    TimestamptzType,
-    TimestampNanoType,
-    TimestamptzNanoType,
-    UUIDType,
-    BinaryType,
-    FixedType,
-)
 _UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError, TypeError, KeyError)
 
 
@@ -117,7 +106,7 @@ def _wire(kind: IcebergType, *, raw_strings: bool) -> Any:
             return GenericAlias(dict, (str, wire(kind.value_type, raw_strings=True)))
         case StructType():
             return record("Member", {f.name: wire(f.field_type, raw_strings=True) for f in kind.fields})
-        case _ if isinstance(kind, _TEXT_TYPES):
+        case _ if is_text(kind):
             return str
     raise ConfigError(f"a column of type {kind} cannot be read from JSON", f"use one of: {_READABLE}")
 
@@ -163,10 +152,19 @@ def array(values: Sequence[Any], kind: IcebergType, arrow: pa.DataType) -> pa.Ar
             return _maps(values, kind, arrow)
         case StructType():
             return _structs(values, kind, arrow)
-    convert = _FROM_TEXT.get(type(kind))
-    if convert is not None:
-        return convert(pa.array(values, pa.string()), arrow)
+    if is_text(kind):
+        return from_text(pa.array(values, pa.string()), kind, arrow)
     return pa.array(values, arrow)
+
+
+def is_text(kind: IcebergType) -> bool:
+    """Say whether values of this type come as JSON strings in a form of their own; a string itself has none."""
+    return type(kind) in _FROM_TEXT
+
+
+def from_text(texts: pa.Array, kind: IcebergType, arrow: pa.DataType) -> pa.Array:
+    """Make a column of values in text form; raises one of several exceptions when a text is no such value."""
+    return _FROM_TEXT[type(kind)](texts, arrow)
 
 
 def exact_as_double(text: str) -> bool:
@@ -221,7 +219,7 @@ def _floats(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
         doubles = pa.array(values, pa.float64())
     except _UNFIT:
         doubles = pa.array([_float(v) for v in values], pa.float64())
-    return doubles if pa.types.is_float64(arrow) else _singles(doubles)
+    return doubles if pa.types.is_float64(arrow) else singles(doubles)
 
 
 def _float(value: Any) -> float | None:
@@ -235,7 +233,7 @@ def _float(value: Any) -> float | None:
     return float(value)
 
 
-def _singles(doubles: pa.Array) -> pa.Array:
+def singles(doubles: pa.Array) -> pa.Array:
     """Narrow to 32 bits where nothing is lost: the double is a single, or is how a single is printed."""
     wide = doubles.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from icefront.core.epochs import Epoch
 from icefront.core.timestamps import LOGICAL_LIMIT, ORIGIN, Timestamp
@@ -73,17 +74,32 @@ def is_printed(text: str) -> bool:
     return True
 
 
+def read_column(texts: pa.StringArray) -> Stamps:
+    """Read a column of printed timestamps without nulls; raises ValueError where one of them is none."""
+    _, offsets, letters = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    found = None
+    if len(texts) and (np.diff(ends) == _END).all():
+        found = _from_letters(np.frombuffer(letters, np.uint8)[ends[0] : ends[-1]].reshape(-1, _END))
+    return read(texts.to_pylist()) if found is None else found
+
+
 def _read_wide(texts: Sequence[str]) -> Stamps | None:
     """Read all at once if each has nineteen digits, a point and ten digits, as timestamps have from 2001 to 2286."""
     letters = np.frombuffer("\n".join([*texts, ""]).encode(), np.uint8)
     if len(letters) != (_END + 1) * len(texts):
         return None
-    digits = (letters - ord("0")).reshape(-1, _END + 1)
-    # No digit but at those two places: so no text is shorter and makes up for a longer one.
-    others = (digits[:, _POINT] == ord(".") - ord("0") + 256) & (digits[:, _END] == ord("\n") - ord("0") + 256)
-    if not others.all() or np.count_nonzero(digits > 9) != 2 * len(texts):
+    lines = letters.reshape(-1, _END + 1)
+    # A line end at that place, and none before it since that is no digit: so no text is shorter and makes up for a longer one.
+    return _from_letters(lines[:, :_END]) if (lines[:, _END] == ord("\n")).all() else None
+
+
+def _from_letters(letters: np.ndarray[Any, Any]) -> Stamps | None:
+    """Read timestamps of thirty letters each; None if one has others than digits around a point, or is out of range."""
+    digits = letters - ord("0")
+    if not (letters[:, _POINT] == ord(".")).all() or np.count_nonzero(digits > 9) != len(digits):
         return None
-    wall, logical = digits[:, :_POINT] @ _WALL_POWERS, digits[:, _POINT + 1 : _END] @ _LOGICAL_POWERS
+    wall, logical = digits[:, :_POINT] @ _WALL_POWERS, digits[:, _POINT + 1 :] @ _LOGICAL_POWERS
     if (wall >= 2**63).any() or (logical >= LOGICAL_LIMIT).any():
         return None
     return Stamps(wall.astype(np.int64), logical.astype(np.int32))

@@ -71,8 +71,8 @@ def plan(schema: Schema, wishes: Sequence[Wish], policy: Policy) -> list[Change]
 
 
 def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
-    old = policy.renames.get(wish.column)
-    if old is not None and old in schema.column_names:
+    old = _former_name(schema, wish.column, policy.renames)
+    if old is not None:
         if policy.rename_column != "evolve":
             raise _refused(wish, f"column {old} is now called {wish.column}", "schema.rename_column", policy.rename_column)
         return Rename(old, wish.column)
@@ -86,6 +86,17 @@ def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
             "rename one of them in the source, or set schema.add_column: ignore",
         )
     return Add(wish.column, parse_type(wish.type))
+
+
+def _former_name(schema: Schema, column: str, renames: Mapping[str, str]) -> str | None:
+    """Follow a column's earlier names back to one that the table has: it may have been renamed more than once meanwhile."""
+    passed = {column}
+    while (former := renames.get(column)) is not None and former not in passed:
+        if former in schema.column_names:
+            return former
+        passed.add(former)
+        column = former
+    return None
 
 
 def _twin(column: str, others: Iterable[str]) -> str | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql.types import StructType
 
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
 from icefront.core.files import ClosedFile, FileKind
@@ -27,6 +30,7 @@ from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
 from icefront.iceberg import summary
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
     from pyspark.sql import SparkSession
 
 log = structlog.get_logger(__name__)
@@ -36,8 +40,8 @@ CATALOG_RACES = 2
 """Drivers that start at once may both make the tables of a new JDBC catalog: who comes second finds them the next time."""
 # PySpark turns some Java exceptions into Python ones of its own.
 JAVA_ERRORS = (Py4JError, CapturedException)
-REBASES = 4
-"""How many conflicts with other commits one attempt of ours takes in its stride."""
+_PAUSE = 0.1
+"""At most so many seconds between a conflict and the next attempt: two writers in step must not stay in step."""
 
 
 class LazyHead(Head):
@@ -142,6 +146,11 @@ class _Fence:
             case _:
                 raise self.error from error
 
+    def forget(self) -> None:
+        """Let go of Java's objects: a transaction and its fence hold each other across the two languages, which no collector sees."""
+        self.transaction = None
+        self.error = None
+
     def errorMessage(self) -> str:  # noqa: N802 — Java's name
         return "refused by the fence"
 
@@ -169,6 +178,8 @@ class Gateway:
         self.spark_util = iceberg.spark.Spark3Util
         self.file_parser = iceberg.ContentFileParser
         self.schema_parser = iceberg.SchemaParser
+        self.metadata_parser = iceberg.TableMetadataParser
+        self.schema_util = iceberg.spark.SparkSchemaUtil
         self.spec_parser = iceberg.PartitionSpecParser
         self.order_parser = iceberg.SortOrderParser
         self.mapper = iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper()
@@ -251,9 +262,14 @@ class Gateway:
     def read(self, value: JavaObject) -> Any:
         """Copy a Java collection of plain values in one call.
 
-        Walking it costs a call per entry, and its end 25 ms: there PySpark turns a Java exception into a Python one.
+        Walking it costs a call per entry, and its end much more: there PySpark turns a Java exception into a Python one.
         """
         return json.loads(self.mapper.writeValueAsString(value))
+
+    def spark_schema(self, schema: Schema) -> StructType:
+        """Return a schema the way Spark reads it."""
+        read = call(lambda: self.schema_util.convert(self.schema_parser.fromJson(schema.model_dump_json())))
+        return StructType.fromJson(json.loads(read.json()))
 
     def string_map(self, values: Mapping[str, str]) -> JavaObject:
         jvm = self.spark._jvm  # noqa: SLF001
@@ -306,6 +322,11 @@ class JavaTable:
     def head(self, pipeline: str) -> LazyHead:
         return LazyHead(self.gateway, self.metadata(), pipeline)
 
+    def metadata_json(self) -> str:
+        """Return the table's current metadata the way its metadata file has it."""
+        text: str = self.gateway.metadata_parser.toJson(self.metadata())
+        return text
+
     def schema_json(self) -> str:
         text: str = self.gateway.schema_parser.toJson(self.table.schema())
         return text
@@ -349,23 +370,46 @@ class JavaTable:
         properties: Mapping[str, str],
         mark: Mark,
         check: Callable[[Head], None],
+        *,
+        patience: float,
         before_commit: Callable[[], None] = lambda: None,
     ) -> Landed | NotLanded:
-        """Commit files, summary and mark in one step, under a fence evaluated in each attempt."""
+        """Commit files, summary and mark in one step, under a fence evaluated in each attempt.
+
+        Commits of others that come first do not count as failures for `patience` seconds: the change is put together anew on theirs.
+        """
         remembered = {**properties, summary.mark_property(pipeline): mark.to_json()}
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
-        answer: Landed | NotLanded = NotLanded("nothing was tried")
-        for _ in range(1 + REBASES):
+        try:
+            return self._attempts(fence, pipeline, files, entries, remembered, mark, patience, before_commit)
+        finally:
+            fence.forget()
+
+    def _attempts(
+        self,
+        fence: _Fence,
+        pipeline: str,
+        files: Sequence[ClosedFile],
+        entries: Mapping[str, str],
+        remembered: Mapping[str, str],
+        mark: Mark,
+        patience: float,
+        before_commit: Callable[[], None],
+    ) -> Landed | NotLanded:
+        given_up = time.monotonic() + patience
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 transaction = self._change(fence, files, entries, remembered)
                 before_commit()
                 self._swap(transaction)
-                return self._find(pipeline, mark)
+                return self._find(pipeline, mark, attempt)
             except JAVA_ERRORS as error:
                 answer = fence.judge(error)
-                if not java_class(error).endswith("CommitFailedException"):
-                    break
-        return answer
+                if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
+                    return answer
+            time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
 
     def _change(
         self, fence: _Fence, files: Sequence[ClosedFile], entries: Mapping[str, str], properties: Mapping[str, str]
@@ -392,11 +436,11 @@ class JavaTable:
         """
         transaction.underlyingOps().commit(transaction.startMetadata(), transaction.currentMetadata())
 
-    def _find(self, pipeline: str, mark: Mark) -> Landed | NotLanded:
+    def _find(self, pipeline: str, mark: Mark, attempt: int) -> Landed | NotLanded:
         """Find our snapshot: by now the table's newest may already be somebody else's."""
         ancestors = self.head(pipeline).ancestors
         found = next((a for a in ancestors if a.epoch_id == mark.epoch_id and a.writer == mark.writer), None)
-        return Landed(found.snapshot) if found else NotLanded("the commit was confirmed, but the branch does not show it")
+        return Landed(found.snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
 
     def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile]) -> JavaObject:
         """Choose the operation: an empty row delta would be an `overwrite`, so it is an append."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Codes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -25,7 +26,7 @@ def encode(columns: Sequence[pa.ChunkedArray | pa.Array]) -> tuple[Codes, int]:
 
 
 def _column_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Codes, int]:
-    encoded = plain(column).dictionary_encode(null_encoding="encode")
+    encoded = flat(plain(column)).dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False), len(encoded.dictionary)
 
 
@@ -35,6 +36,50 @@ def plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks)
     return whole.storage if isinstance(whole, pa.ExtensionArray) else whole
+
+
+def flat(column: pa.Array) -> pa.Array:
+    """Return values of a type that Arrow can hash and compare, equal exactly where the given ones are. Null stays null.
+
+    A float becomes its bits, so that -0.0 is not 0.0 and NaN is itself; a struct the code of its members; a list the bytes of its
+    elements' codes; a map the same, whatever the order of its entries. Codes hold within one call: put together what is to be compared.
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return _bits(column)
+    if pa.types.is_struct(kind):
+        members = [flat(plain(member)) for member in column.flatten()]
+        return _with_nulls_of(column, pa.array(encode(members)[0] if members else np.zeros(len(column), np.int64)))
+    if pa.types.is_map(kind):
+        whole = pa.concat_arrays([column])  # a slice's children are those of the whole
+        return _sequences(whole, encode([plain(whole.keys), plain(whole.items)])[0], in_order=False)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        whole = pa.concat_arrays([column])
+        return _sequences(whole, encode([plain(whole.values)])[0], in_order=True)
+    return column
+
+
+def _bits(column: pa.Array) -> pa.Array:
+    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    bits = values.view(f"i{values.itemsize}").copy()
+    bits[np.isnan(values)] = np.array(np.nan, values.dtype).view(bits.dtype)
+    return _with_nulls_of(column, pa.array(bits))
+
+
+def _sequences(column: pa.Array, codes: Codes, *, in_order: bool) -> pa.Array:
+    """Return the codes of each row's elements as bytes."""
+    offsets = column.offsets.to_numpy()
+    if not in_order:
+        rows = np.repeat(np.arange(len(column)), np.diff(offsets))
+        codes = codes[np.lexsort((codes[offsets[0] : offsets[-1]], rows)) + offsets[0]]
+        offsets = offsets - offsets[0]
+    places = (offsets * codes.itemsize).astype(np.int64)
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(np.ascontiguousarray(codes))]
+    return _with_nulls_of(column, pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(column), buffers))
+
+
+def _with_nulls_of(column: pa.Array, values: pa.Array) -> pa.Array:
+    return pc.if_else(column.is_null(), pa.scalar(None, values.type), values) if column.null_count else values
 
 
 def _dense(codes: Codes, count: int) -> tuple[Codes, int]:

@@ -276,7 +276,7 @@ class _Task:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Say whether a dictionary is worth it. Of values that hardly repeat it costs twice the time and makes files larger."""
+    """Say whether a dictionary is worth it. Of values that hardly repeat it costs time and makes files larger."""
     if pa.types.is_nested(column.type):
         return True
     sample = plain(column.slice(0, SAMPLE))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,11 @@ from icefront.proof.scene import Broken, Scene
 
 UNEXPECTED = 1
 _PAGE = 4096
-_TRIES = 5
+_TRIES = 6
+_BACK_OFF = 0.1
+"""Seconds after the first conflict; twice as many after each one that follows."""
+_CONFLICTS = {f"org.apache.iceberg.exceptions.{name}" for name in ("CommitFailedException", "ValidationException")}
+"""What Iceberg raises when another commit came between: the second when that one touched the same files."""
 STOPS = 2
 """How often a run is stopped on its way, beside the stops that every run has."""
 
@@ -304,19 +309,33 @@ def _procedure(scene: Scene, name: str, *arguments: str) -> bool:
 def _by_another_program(scene: Scene, statement: str) -> bool:
     """Run a statement in a session that knows nothing of Icefront; a table that has no rows yet is left alone.
 
-    The run that stands still may have a commit under way in its JVM: a conflict is tried again.
+    The run that stands still may have a commit under way in its JVM, and one that was overtaken may be at work: a conflict with
+    them is tried again. Whatever else goes wrong is a table that others cannot use.
     """
     if scene.checker.frontier == (0, 0):
         return False
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
         try:
             scene.lake.spark.catalog.refreshTable(scene.table)
             scene.lake.spark.sql(statement).collect()
-        except Exception as error:  # noqa: BLE001 — a conflict is whatever Spark makes of it
-            said = " ".join(str(error).split())[:400]
+        except Exception as error:  # noqa: BLE001 — whatever Spark makes of it is what is to be told
+            said = " ".join(f"attempt {attempt + 1}: {type(error).__name__}: {error}".split())[:400]
+            if not _is_conflict(error):
+                break
+            time.sleep(_BACK_OFF * 2**attempt)
         else:
             return True
     raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", said))
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Say whether a commit of somebody else came first; Spark may have wrapped what Iceberg said about it."""
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        if cause.getClass().getName() in _CONFLICTS:
+            return True
+        cause = cause.getCause()
+    return False
 
 
 @_in(BLOWS, "feed-restart", "the changefeed starts again and says everything since its last resolved timestamp once more")

@@ -6,6 +6,7 @@ Project ──start──▶ Driver ─┬─ JVM ── Python workers        a
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -149,6 +151,10 @@ class Driver:
         return (p for p in processes() if p.session == self.pid and p.pid != self.pid and p.lives)
 
     # ── what it said ───────────────────────────────────────────────────────────────────────
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(encoding="utf-8", errors="replace")
+
     def events(self) -> Sequence[Mapping[str, Any]]:
         """What it has printed so far, one event per line."""
         complete = self._out.read_text(encoding="utf-8").rpartition("\n")[0]
@@ -248,17 +254,20 @@ class Project:
 # ── a JVM that starts fast ─────────────────────────────────────────────────────────────────
 @cache
 def class_archive() -> Path:
-    """Return Spark's classes as the JVM keeps them in memory, made once on a machine: starting costs half as much with them.
+    """Return Spark's classes as the JVM keeps them in memory, made once on a machine: starting is much faster with them.
 
-    The JVM itself checks that they are those of its jars, and goes without them if not.
+    The JVM itself checks that they are those of its jars, at the same place, and goes without them if not.
     """
-    versions = f"{require_java().version} {version('pyspark')} {_JAVA}"
-    archive = cache_folder().parent / f"classes-{hashlib.sha256(versions.encode()).hexdigest()[:12]}.jsa"
-    if not archive.exists():
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-            _train(Path(folder), made := Path(folder, "classes.jsa"))
-            made.replace(archive)
+    spark = find_spec("pyspark")
+    what = f"{require_java().version} {version('pyspark')} {spark.origin if spark else ''} {_JAVA}"
+    archive = cache_folder().parent / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with archive.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one makes them, the others wait
+        if not archive.exists():
+            with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+                _train(Path(folder), made := Path(folder, "classes.jsa"))
+                made.replace(archive)
     return archive
 
 

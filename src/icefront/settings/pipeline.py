@@ -266,6 +266,10 @@ class Commit(Part):
     """How commits are tried."""
 
     retries: Int = Field(default=5, ge=0, description="How often a refused or unanswered commit is tried again.")
+    patience: Duration = Field(
+        default=Duration(60 * 10**9),
+        description="How long a commit goes on while those of other writers keep coming first; only then it counts as refused.",
+    )
 
 
 def _no_reject(value: Any) -> Any:

@@ -51,7 +51,7 @@ sink:
   iceberg: {table: lake.shop.orders, format_version: 3, partition_by: ["day(created_at)"]}
 write: {target_file_size: 128MiB, distribution: auto, publish: immediate}
 epochs: {every: 10s, max_changes: 2000000, in_flight: 3, heartbeat: 5m}
-commit: {retries: 5}
+commit: {retries: 5, patience: 60s}
 schema: {add_column: evolve, widen_type: evolve, rename_column: evolve, drop_column: keep, other: stop}
 bad_rows: stop
 upkeep: auto

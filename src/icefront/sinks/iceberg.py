@@ -71,6 +71,7 @@ class IcebergTarget:
     policy: evolution.Policy = field(default_factory=evolution.Policy)
     sequence_by: str | None = None
     retries: int = 5
+    patience: float = 60.0
 
 
 class IcebergSink:
@@ -149,10 +150,7 @@ class IcebergSink:
         """Refuse a schema change by a writer that was overtaken; unlike in a publish, others may still come between."""
         mark = self._live().head(self._wanted.pipeline).mark
         if mark is not None and self._writer is not None and mark.writer != self._writer:
-            raise FencedOut(
-                f"{self.target} is owned by writer {mark.writer}; this run is {self._writer}",
-                "another run of this pipeline took over: let it work, and do not restart this one automatically",
-            )
+            raise FencedOut.by(mark.writer, self.target, self._writer)
 
     def _align_partitioning(self) -> None:
         """Give the table the declared partitioning, and an unpartitioned spec in its history."""
@@ -201,7 +199,7 @@ class IcebergSink:
         )
 
     def _back_off(self, attempt: int) -> None:
-        self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, 5.0))  # noqa: S311
+        self._sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, 5.0))  # noqa: S311 — spreads retries, not secret
 
     def _adder(self, fields: Sequence[PartitionField]) -> Callable[[JavaObject], None]:
         def add(update: JavaObject) -> None:
@@ -419,6 +417,7 @@ class IcebergSink:
             properties,
             mark,
             check,
+            patience=self._wanted.patience,
             before_commit=lambda: failpoint(f"{step}.before-commit"),
         )
         if isinstance(answer, Landed):

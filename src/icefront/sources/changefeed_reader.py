@@ -144,10 +144,9 @@ class ChangefeedReader:
             offset, held = self._first_line(stream, part)
             while part.end is None or offset <= part.end:
                 block = _read(stream, self.chunk_bytes, part, self.store)
-                held += block
-                stop = self._whole(held, offset, part, last=not block)
+                stop = self._whole(held, block, offset, part)
+                text, held = _cut(held, block, stop)
                 if stop:
-                    text, held = held[:stop], held[stop:]
                     yield Chunk(text, offset)
                     offset += stop
                 if not block:
@@ -170,13 +169,27 @@ class ChangefeedReader:
         return offset + 1, b""
 
     @staticmethod
-    def _whole(held: bytes, offset: int, part: Part, *, last: bool) -> int:
-        """Say how much of `held` is whole lines that the part owns."""
-        if part.end is not None and offset + len(held) > part.end:
-            newline = held.find(b"\n", max(0, part.end - offset))
-            if newline >= 0:
-                return newline + 1
-        return len(held) if last else held.rfind(b"\n") + 1
+    def _whole(held: bytes, block: bytes, offset: int, part: Part) -> int:
+        """Say how much of `held` and the block after it is whole lines that the part owns; an empty block is the file's end."""
+        size = len(held) + len(block)
+        if part.end is not None and offset + size > part.end:
+            end = max(0, part.end - offset)
+            newline = held.find(b"\n", end) + 1 or _after(len(held), block.find(b"\n", max(0, end - len(held))))
+            if newline:
+                return newline
+        return (_after(len(held), block.rfind(b"\n")) or held.rfind(b"\n") + 1) if block else size
+
+
+def _after(length: int, newline: int) -> int:
+    """Say where the line ends whose end was found in the block, so far behind; 0 if it was not."""
+    return length + newline + 1 if newline >= 0 else 0
+
+
+def _cut(held: bytes, block: bytes, stop: int) -> tuple[bytes, bytes]:
+    """Cut `held` and the block after it in two, copying each letter once: blocks are large, what is held hardly ever."""
+    if stop < len(held):
+        return held[:stop], held[stop:] + block
+    return b"".join((held, memoryview(block)[: stop - len(held)])), block[stop - len(held) :]
 
 
 def _read(stream: Any, size: int, part: Part, store: Store) -> bytes:

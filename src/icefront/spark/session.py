@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 
 import icefront
-from icefront.core.errors import ConnectionFailed
+from icefront.core.errors import ConnectionFailed, IcefrontError
 from icefront.spark import jars
 from icefront.spark.java import require_java
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOCAL = {
-    # 253 → 72 ms for a trivial two-task mapInArrow: see docs/decisions.
+    # Its workers have imported what ours need before they are forked.
     "spark.python.daemon.module": "icefront.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+if sys.platform == "linux":
+    # Hadoop starts a chmod for every file that it writes to a local disk, eight per commit: Java's usual way to start one is slower.
+    _LOCAL["spark.driver.extraJavaOptions"] = "-Djdk.lang.Process.launchMechanism=VFORK"
 _ALWAYS = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.ui.enabled": "false",
@@ -97,16 +100,27 @@ def package_zip() -> Path:
 
 @contextmanager
 def living(spark: SparkSession) -> Iterator[None]:
-    """Say so when the JVM has ended: all that py4j knows of it is a refused connection."""
+    """Say so when the JVM has ended: all that py4j knows of it is a refused connection, which PySpark may take for something else."""
     try:
         yield
-    except (ConnectionError, Py4JNetworkError) as error:
-        if (code := _exit_code(spark)) is None:
+    except IcefrontError:
+        raise
+    except Exception as error:
+        if not _is_unheard(error) or (code := _exit_code(spark)) is None:
             raise
         raise ConnectionFailed(
             f"the JVM that Spark runs in has ended (exit {code})",
             "see spark.log beside the state, then run again: what is staged is published as it is",
         ) from error
+
+
+def _is_unheard(error: BaseException | None) -> bool:
+    """Say whether this, or what it came from, is a call that Java did not answer."""
+    while error is not None:
+        if isinstance(error, ConnectionError | EOFError) or (isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _exit_code(spark: SparkSession) -> int | None:

@@ -1,0 +1,114 @@
+"""A table's past: naming a snapshot, and the steps from one to another.
+
+A step is what one snapshot did to the one before it. Usually that is its parent; over a rollback, a moved branch or expired snapshots
+it is whatever the reader had seen last: the difference of two states needs no path between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
+
+from icefront.core.errors import ConfigError, Overcompacted
+from icefront.iceberg import summary
+
+MAIN = "main"
+Name = int | str | datetime
+"""Of a snapshot: its id, a tag or branch, or a time (the snapshot that was current then)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one state of the table to the next; from nothing if there is no `parent`."""
+
+    ordinal: int
+    parent: Snapshot | None
+    snapshot: Snapshot
+
+    @property
+    def is_silent(self) -> bool:
+        """Say whether the snapshot only reorganised files: compaction, and upkeep of ours. Nothing else is silent."""
+        told = self.snapshot.summary
+        if told is None or self.parent is None or self.snapshot.parent_snapshot_id != self.parent.snapshot_id:
+            return False
+        return told.operation is Operation.REPLACE or told[summary.UPKEEP] is not None
+
+
+def find(table: str, metadata: TableMetadata, name: Name | None) -> Snapshot | None:
+    """Find the snapshot that a name means; None of a table without snapshots, for the newest."""
+    match name:
+        case None:
+            return metadata.current_snapshot()
+        case datetime():
+            return _at(table, metadata, name)
+        case int():
+            return _of_id(table, metadata, name)
+    if (ref := metadata.refs.get(name)) is not None:
+        return _of_id(table, metadata, ref.snapshot_id)
+    if name.isdecimal():
+        return _of_id(table, metadata, int(name))
+    try:
+        return _at(table, metadata, datetime.fromisoformat(name))
+    except ValueError:
+        known = ", ".join(sorted(metadata.refs)) or "none"
+        raise ConfigError(
+            f'"{name}" is no snapshot of {table}',
+            f"give a snapshot id, a time as 2026-01-31T12:00:00, a tag or a branch ({known})",
+        ) from None
+
+
+def _of_id(table: str, metadata: TableMetadata, number: int) -> Snapshot:
+    found = metadata.snapshot_by_id(number)
+    if found is None:
+        oldest = min(metadata.snapshots, key=lambda s: s.timestamp_ms, default=None)
+        there = f"the oldest that is left is {oldest.snapshot_id} of {_time(oldest)}" if oldest else "the table has none"
+        raise Overcompacted(
+            f"snapshot {number} of {table} is not there: {there}", "begin at one that is left, or read the whole table"
+        )
+    return found
+
+
+def _at(table: str, metadata: TableMetadata, time: datetime) -> Snapshot:
+    """Return what was current at a time; a time without zone is UTC."""
+    at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000
+    passed = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at]
+    if not passed:
+        first = min((entry.timestamp_ms for entry in metadata.snapshot_log), default=None)
+        since = (
+            f"its history begins at {datetime.fromtimestamp(first / 1000, UTC).isoformat()}" if first else "it has no snapshots"
+        )
+        raise Overcompacted(f"{table} had no snapshot at {time.isoformat()}: {since}", "give a later time, or none at all")
+    return _of_id(table, metadata, passed[-1].snapshot_id)
+
+
+def _time(snapshot: Snapshot) -> str:
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat()
+
+
+def steps(metadata: TableMetadata, begin: Snapshot | None, end: Snapshot | None, *, net: bool) -> Sequence[Step]:
+    """Return the steps from one snapshot (None: the empty table) to another, oldest first; with `net` a single one."""
+    if end is None or (begin is not None and begin.snapshot_id == end.snapshot_id):
+        return ()
+    if net:
+        return (Step(0, begin, end),)
+    chain: list[Snapshot] = []
+    for snapshot in ancestors_of(end, metadata):
+        if begin is not None and snapshot.snapshot_id == begin.snapshot_id:
+            break
+        chain.append(snapshot)
+    else:
+        if begin is not None:  # a rollback, another branch, or what was between has expired
+            return (Step(0, begin, end),)
+    chain.reverse()
+    return tuple(Step(i, chain[i - 1] if i else begin, snapshot) for i, snapshot in enumerate(chain))
+
+
+def schema_of(metadata: TableMetadata, snapshot: Snapshot | None) -> Schema:
+    """Return the schema that a snapshot was written with; very old ones do not say, and had the table's."""
+    number = snapshot.schema_id if snapshot is not None and snapshot.schema_id is not None else metadata.current_schema_id
+    return next((schema for schema in metadata.schemas if schema.schema_id == number), metadata.schema())

@@ -1,0 +1,171 @@
+"""From rows that left and rows that came to changes (rules R2 and R3 of the changelog).
+
+    rows that left ─┐
+                    ├─ cancel what is on both sides ─▶ pair by key ─▶ INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER
+    rows that came ─┘
+
+A rewritten file carries most of its rows over unchanged. Those are found by a hash of the row and then compared value by value, as a
+multiset: two equal rows that left and one that came leave one delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from icefront.kernels.codes import Codes, encode, flat, plain
+
+INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "INSERT", "DELETE", "UPDATE_BEFORE", "UPDATE_AFTER"
+CHANGE_TYPE = "_change_type"
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Rows that left and rows that came, in the same columns."""
+
+    left: pa.Table
+    came: pa.Table
+
+
+def hashes(rows: pa.Table, columns: Sequence[str] | None = None) -> Hashes:
+    """Hash rows, or some of their columns: equal rows have equal hashes, in every process."""
+    chosen = rows.select(columns) if columns else rows
+    if not chosen.num_columns:
+        return np.zeros(chosen.num_rows, np.uint64)
+    frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(_hashable(column))) for i, column in enumerate(chosen.columns)])
+    return frame.hash_rows(seed=0).to_numpy()
+
+
+def _hashable(column: pa.ChunkedArray) -> pa.Array:
+    """Give floats one NaN and one zero, uuids their bytes; of nested values hash only how many there are: exactness comes later."""
+    whole = plain(column)
+    kind = whole.type
+    if pa.types.is_nested(kind):
+        return whole.is_null() if pa.types.is_struct(kind) or pa.types.is_map(kind) else pc.list_value_length(whole)
+    if pa.types.is_fixed_size_binary(kind):
+        return whole.cast(pa.binary())
+    return whole
+
+
+def cancel(diff: Diff) -> Diff:
+    """Leave out rows that are on both sides, as often as they are."""
+    if not diff.left.num_rows or not diff.came.num_rows:
+        return diff
+    left, came = hashes(diff.left), hashes(diff.came)
+    left_at, came_at = _pairs(left, came)
+    same = _same(diff.left.take(pa.array(left_at)), diff.came.take(pa.array(came_at)))
+    keep_left, keep_came = np.ones(len(left), bool), np.ones(len(came), bool)
+    keep_left[left_at[same]] = False
+    keep_came[came_at[same]] = False
+    if not same.all():
+        # Unequal rows with equal hashes: whatever has one of those is matched by its values alone.
+        odd = np.unique(left[left_at[~same]])
+        left_odd, came_odd = np.flatnonzero(np.isin(left, odd)), np.flatnonzero(np.isin(came, odd))
+        keep_left[left_odd], keep_came[came_odd] = _unmatched(
+            diff.left.take(pa.array(left_odd)), diff.came.take(pa.array(came_odd))
+        )
+    return Diff(diff.left.filter(pa.array(keep_left)), diff.came.filter(pa.array(keep_came)))
+
+
+def _pairs(left: Hashes, came: Hashes) -> tuple[Codes, Codes]:
+    """Pair rows with equal hashes: the n-th of one side with the n-th of the other."""
+    left_order, came_order = np.argsort(left, kind="stable"), np.argsort(came, kind="stable")
+    left_sorted, came_sorted = left[left_order], came[came_order]
+    first = np.searchsorted(left_sorted, left_sorted, "left") if len(left) else left_order
+    partner = np.searchsorted(came_sorted, left_sorted, "left") + (np.arange(len(left)) - first)
+    found = partner < len(came)
+    found[found] = came_sorted[partner[found]] == left_sorted[found]
+    return left_order[found], came_order[partner[found]]
+
+
+def _same(one: pa.Table, other: pa.Table) -> Mask:
+    """Compare rows in pairs, exactly."""
+    same = np.ones(one.num_rows, bool)
+    for name in one.column_names:
+        mine, theirs = one[name], other[name]
+        if pa.types.is_nested(mine.type):
+            both = encode([pa.chunked_array([*mine.chunks, *theirs.chunks], mine.type)])[0]
+            same &= both[: len(mine)] == both[len(mine) :]
+            continue
+        a, b = flat(plain(mine)), flat(plain(theirs))
+        equal = pc.fill_null(pc.equal(a, b), fill_value=False).to_numpy(zero_copy_only=False)
+        if a.null_count or b.null_count:
+            equal = equal | pc.and_(a.is_null(), b.is_null()).to_numpy(zero_copy_only=False)
+        same &= equal
+    return same
+
+
+def _unmatched(left: pa.Table, came: pa.Table) -> tuple[Mask, Mask]:
+    """Say which rows of each side have no equal on the other, by their values alone."""
+    codes, _ = encode(pa.concat_tables([left, came]).columns)
+    left_at, came_at = _pairs(codes[: left.num_rows].astype(np.uint64), codes[left.num_rows :].astype(np.uint64))
+    keep_left, keep_came = np.ones(left.num_rows, bool), np.ones(came.num_rows, bool)
+    keep_left[left_at] = False
+    keep_came[came_at] = False
+    return keep_left, keep_came
+
+
+def changes(diff: Diff, keys: Sequence[str] = ()) -> pa.Table:
+    """Name what happened to each row: with keys, a row that left and one that came with the same key are an update.
+
+    Of several with one key as many are paired as there are on both sides, in the order of their values; the rest are what they are.
+    Deletes come before inserts, an update's two images beside one another.
+    """
+    left, came = diff.left, diff.came
+    left_at, came_at = _updated(left, came, keys) if keys and left.num_rows and came.num_rows else (_NONE, _NONE)
+    before, after = left.take(pa.array(left_at)), came.take(pa.array(came_at))
+    gone, new = _without(left, left_at), _without(came, came_at)
+    kinds = [DELETE] * gone.num_rows + [UPDATE_BEFORE, UPDATE_AFTER] * before.num_rows + [INSERT] * new.num_rows
+    images = pa.concat_tables([before, after]).take(pa.array(_interleaved(before.num_rows)))
+    rows = pa.concat_tables([gone, images, new])
+    return rows.append_column(CHANGE_TYPE, pa.array(kinds, pa.string()))
+
+
+_NONE: Codes = np.array([], np.int64)
+
+
+def _updated(left: pa.Table, came: pa.Table, keys: Sequence[str]) -> tuple[Codes, Codes]:
+    both = pa.concat_tables([left, came])
+    codes, _ = encode([both[k] for k in keys])
+    left_codes, came_codes = codes[: left.num_rows], codes[left.num_rows :]
+    left_order, came_order = np.arange(left.num_rows), np.arange(came.num_rows)
+    if len(np.unique(left_codes)) < len(left_codes) or len(np.unique(came_codes)) < len(came_codes):
+        # Files come in any order; values decide, so that every run pairs the same.
+        order = _order(both)
+        left_order = np.argsort(order[: left.num_rows], kind="stable")
+        came_order = np.argsort(order[left.num_rows :], kind="stable")
+    left_at, came_at = _pairs(left_codes[left_order].astype(np.uint64), came_codes[came_order].astype(np.uint64))
+    return left_order[left_at], came_order[came_at]
+
+
+def _order(rows: pa.Table) -> Codes:
+    """Rank rows by their values; what cannot be compared counts as its text."""
+    columns = {
+        str(i): pa.array(map(repr, c.to_pylist())) if pa.types.is_nested(c.type) else plain(c) for i, c in enumerate(rows.columns)
+    }
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns]).to_numpy()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return ranks
+
+
+def _without(rows: pa.Table, at: Codes) -> pa.Table:
+    if not len(at):
+        return rows
+    kept = np.ones(rows.num_rows, bool)
+    kept[at] = False
+    return rows.filter(pa.array(kept))
+
+
+def _interleaved(count: int) -> Codes:
+    """Return 0, n, 1, n + 1 and so on."""
+    return np.arange(2 * count).reshape(2, count).T.ravel()

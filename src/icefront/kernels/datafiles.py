@@ -1,0 +1,198 @@
+"""Rows of data files, by field id, at given positions; and which positions deletes make dead.
+
+file + schema  ─▶ row groups that have wanted rows ─▶ Arrow batches in the schema's names and types
+file + deletes ─▶ a mask of dead positions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.table.name_mapping import NameMapping
+from pyroaring import BitMap64
+
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
+from icefront.kernels.codes import encode
+
+BATCH_ROWS = 128 * 1024
+_FRAME = 8  # before a vector's bitmap: its length and a magic number, four bytes each
+_CRC = 4
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What reading files of a table needs beside their paths. Plain values: cheap to pickle.
+
+    `identities` names, by spec, the partition fields that hold a column's own value: field id → place in the partition.
+    """
+
+    schemas: Mapping[int, str]
+    format_version: int
+    identities: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    name_mapping: str | None = None
+
+    def schema(self, schema_id: int) -> Schema:
+        return optional(Schema.model_validate_json(self.schemas[schema_id]))
+
+    def columns(self, ids: Sequence[int]) -> Schema:
+        """Make a schema of some columns, also of those that are not in the newest schema any more."""
+        known = {f.field_id: f for i in sorted(self.schemas) for f in self.schema(i).fields}
+        return Schema(*(known[i] for i in ids))
+
+
+@dataclass(frozen=True)
+class Files:
+    """Reads files of one table."""
+
+    io: FileIO
+    layout: Layout
+
+    def rows(self, file: DataEntry, schema: Schema, wanted: Mask | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield batches, each with the position of the first row that it was made of.
+
+        With `wanted` they have only those rows, and row groups without one are not read.
+        """
+        with self._opened(file.path) as parquet:
+            projection = self._projection(parquet, schema, self._known(file, schema))
+            start = 0
+            for group in range(parquet.num_row_groups):
+                end = start + parquet.metadata.row_group(group).num_rows
+                if wanted is None or wanted[start:end].any():
+                    yield from projection.batches(parquet, group, start, wanted)
+                start = end
+
+    def dead(self, file: DataEntry, deletes: Iterable[DeleteEntry]) -> Mask:
+        """Return which rows of a file deletes make dead."""
+        dead = np.zeros(file.records, bool)
+        by_columns: dict[tuple[int, ...], list[DeleteEntry]] = {}
+        for delete in deletes:
+            match delete.kind:
+                case DeleteKind.VECTOR:
+                    dead[self._vector(delete)] = True
+                case DeleteKind.POSITION:
+                    dead[self._positions(delete, file.path)] = True
+                case DeleteKind.EQUALITY:
+                    by_columns.setdefault(tuple(sorted(delete.equality_ids)), []).append(delete)
+        for ids, together in by_columns.items():
+            self._bury(dead, file, ids, together)
+        return dead
+
+    # ── deletes ────────────────────────────────────────────────────────────────────────────
+    def _vector(self, delete: DeleteEntry) -> Any:
+        with self.io.new_input(delete.path).open() as stream:
+            stream.seek(delete.offset or 0)
+            blob = stream.read(delete.length)
+        return np.asarray(BitMap64.deserialize(blob[_FRAME:-_CRC]).to_array(), np.int64)
+
+    def _positions(self, delete: DeleteEntry, path: str) -> Any:
+        with self._opened(delete.path) as parquet:
+            found = parquet.read(columns=["file_path", "pos"])
+        return found.filter(pc.equal(found["file_path"], path))["pos"].to_numpy()
+
+    def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
+        """Mark the rows whose values in these columns some delete names."""
+        schema = self.layout.columns(ids)
+        named = pa.concat_tables(self._whole(d, schema) for d in deletes)
+        for start, batch in self.rows(file, schema):
+            dead[start : start + batch.num_rows] |= is_in(pa.Table.from_batches([batch]), named)
+
+    def _whole(self, delete: DeleteEntry, schema: Schema) -> pa.Table:
+        with self._opened(delete.path) as parquet:
+            projection = self._projection(parquet, schema, {})
+            batches = [b for group in range(parquet.num_row_groups) for _, b in projection.batches(parquet, group, 0, None)]
+        return pa.Table.from_batches(batches, projection.arrow)
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[pq.ParquetFile]:
+        with self.io.new_input(path).open() as stream:
+            yield pq.ParquetFile(stream, pre_buffer=True)
+
+    def _projection(self, parquet: pq.ParquetFile, schema: Schema, known: Mapping[int, Any]) -> _Projection:
+        mapping = NameMapping.model_validate_json(self.layout.name_mapping) if self.layout.name_mapping else None
+        version: Any = self.layout.format_version
+        written = pyarrow_to_schema(
+            parquet.schema_arrow, mapping, downcast_ns_timestamp_to_us=version < 3, format_version=version
+        )
+        chosen = [f for f in written.fields if Schema(f).field_ids & schema.field_ids]
+        return _Projection(schema, Schema(*chosen), known, downcast=version < 3)
+
+    def _known(self, file: DataEntry, schema: Schema) -> Mapping[int, Any]:
+        """Return the values that a migrated file has only in its partition."""
+        places = self.layout.identities.get(file.spec_id, {})
+        return {i: file.partition[at] for i, at in places.items() if i in schema.field_ids and file.partition[at] is not None}
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """From a file's columns to a schema's: found by id, renamed, widened, filled in where the file has none."""
+
+    schema: Schema
+    written: Schema
+    known: Mapping[int, Any]
+    downcast: bool
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        return schema_to_pyarrow(self.schema, include_field_ids=False)
+
+    def batches(
+        self, parquet: pq.ParquetFile, group: int, start: int, wanted: Mask | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read a row group that starts at a position of the file."""
+        columns = [f.name for f in self.written.fields]
+        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+            if wanted is None:
+                yield start, self.projected(batch)
+            elif (here := wanted[start : start + batch.num_rows]).any():
+                yield start, self.projected(batch.filter(pa.array(here)))
+            start += batch.num_rows
+
+    def projected(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        visitor = ArrowProjectionVisitor(
+            self.written,
+            self.downcast,
+            projected_missing_fields=dict(self.known),
+            allow_timestamp_tz_mismatch=True,
+        )
+        made: Any = visit_with_partner(self.schema, batch, visitor, ArrowAccessor(self.written))
+        # A column that the file has keeps its kind of string or list, one that is filled in has another: rows must be alike.
+        return pa.RecordBatch.from_struct_array(made).cast(self.arrow)
+
+
+def project(rows: pa.Table, written: Schema, schema: Schema) -> pa.Table:
+    """Give rows of one schema the names and types of another, column by column as their ids say."""
+    if written == schema:
+        return rows
+    projection = _Projection(optional(schema), written, {}, downcast=False)
+    return pa.Table.from_batches([projection.projected(batch) for batch in rows.to_batches()], projection.arrow)
+
+
+def optional(schema: Schema) -> Schema:
+    """Let every column be absent: the past may not have had it."""
+    return Schema(*(f.model_copy(update={"required": False}) for f in schema.fields), schema_id=schema.schema_id)
+
+
+def is_in(rows: pa.Table, named: pa.Table) -> Mask:
+    """Say which rows are among the named ones; null equals null."""
+    if named.num_rows == 0:
+        return np.zeros(rows.num_rows, bool)
+    columns = [pa.chunked_array([*named[c].chunks, *rows[c].cast(named[c].type).chunks]) for c in named.column_names]
+    codes, count = encode(columns)
+    known = np.zeros(count, bool)
+    known[codes[: named.num_rows]] = True
+    found: Mask = known[codes[named.num_rows :]]
+    return found

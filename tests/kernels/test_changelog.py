@@ -1,0 +1,102 @@
+"""Carry-over and update images: a multiset of rows minus another, exactly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icefront.kernels import changelog
+from icefront.kernels.changelog import Diff, cancel, changes
+from tests.kernels.test_codes_nested import KINDS, spelled
+
+PLAIN: dict[str, tuple[Any, pa.DataType]] = {
+    "long": (st.sampled_from([0, 1, 2**62, None]), pa.int64()),
+    "decimal": (st.sampled_from([Decimal("1.00"), Decimal("1.01"), None]), pa.decimal128(20, 2)),
+    "binary": (st.sampled_from([b"", b"\x00", b"a", None]), pa.binary()),
+    "fixed": (st.sampled_from([b"ab", b"cd", None]), pa.binary(2)),
+    "bool": (st.booleans() | st.none(), pa.bool_()),
+    **KINDS,
+}
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> tuple[pa.Schema, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    names = draw(st.lists(st.sampled_from(sorted(PLAIN)), min_size=1, max_size=3))
+    schema = pa.schema([(f"c{i}", PLAIN[name][1]) for i, name in enumerate(names)])
+    rows = st.lists(st.tuples(*(PLAIN[name][0] for name in names)), max_size=10)
+    left, came = draw(rows), draw(rows)
+    shared = draw(rows)
+    return schema, draw(st.permutations(left + shared)), draw(st.permutations(came + shared))
+
+
+def table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+    return pa.table([pa.array([r[i] for r in rows], f.type) for i, f in enumerate(schema)], schema=schema)
+
+
+def multiset(rows: pa.Table) -> Counter[Any]:
+    columns = [c.to_pylist() for c in rows.columns]
+    return Counter(tuple(map(spelled, row)) for row in zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("hashing", ["good", "all the same"])
+@given(sides())
+def test_what_is_on_both_sides_is_left_out_as_often_as_it_is(hashing: str, drawn: Any) -> None:
+    schema, left, came = drawn
+    diff = Diff(table(schema, left), table(schema, came))
+    with pytest.MonkeyPatch.context() as patch:
+        if hashing != "good":
+            patch.setattr(changelog, "hashes", lambda rows: np.zeros(rows.num_rows, np.uint64))
+        found = cancel(diff)
+    assert multiset(found.left) == multiset(diff.left) - multiset(diff.came)
+    assert multiset(found.came) == multiset(diff.came) - multiset(diff.left)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8),
+    st.randoms(),
+)
+def test_images_are_paired_by_key_whatever_the_order_of_rows(left: list[Any], came: list[Any], random: Any) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    found = changes(Diff(table(schema, left), table(schema, came)), ["id"])
+    kinds = Counter(zip(found["id"].to_pylist(), found["_change_type"].to_pylist(), strict=True))
+    for key in range(4):
+        gone, new = sum(r[0] == key for r in left), sum(r[0] == key for r in came)
+        both = min(gone, new)
+        assert [kinds[key, kind] for kind in ("UPDATE_BEFORE", "UPDATE_AFTER", "DELETE", "INSERT")] == [
+            both,
+            both,
+            gone - both,
+            new - both,
+        ]
+    rows = list(zip(*(c.to_pylist() for c in found.columns), strict=True))
+    assert Counter(r[:2] for r in rows if r[2] in {"DELETE", "UPDATE_BEFORE"}) == Counter(left)
+    assert Counter(r[:2] for r in rows if r[2] in {"INSERT", "UPDATE_AFTER"}) == Counter(came)
+    befores = [i for i, r in enumerate(rows) if r[2] == "UPDATE_BEFORE"]
+    assert all(rows[i + 1][2] == "UPDATE_AFTER" and rows[i + 1][0] == rows[i][0] for i in befores)
+    random.shuffle(left)
+    random.shuffle(came)
+    again = changes(Diff(table(schema, left), table(schema, came)), ["id"])
+    pairs = Counter((rows[i], rows[i + 1]) for i in befores)
+    others = list(zip(*(c.to_pylist() for c in again.columns), strict=True))
+    assert Counter((r, others[i + 1]) for i, r in enumerate(others) if r[2] == "UPDATE_BEFORE") == pairs
+
+
+def test_without_keys_there_are_no_images() -> None:
+    schema = pa.schema([("id", pa.int64())])
+    found = changes(Diff(table(schema, [(1,)]), table(schema, [(1,), (2,)])))
+    assert found["_change_type"].to_pylist() == ["DELETE", "INSERT", "INSERT"]
+
+
+def test_nan_is_itself_and_zeros_differ() -> None:
+    schema = pa.schema([("x", pa.float64())])
+    found = cancel(Diff(table(schema, [(math.nan,), (0.0,)]), table(schema, [(-math.nan,), (-0.0,)])))
+    assert (found.left["x"].to_pylist(), str(found.came["x"].to_pylist())) == ([0.0], "[-0.0]")

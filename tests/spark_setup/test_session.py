@@ -1,0 +1,56 @@
+"""What a dead JVM looks like from Python, and what is said about it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkValueError
+
+from icefront.core.errors import ConnectionFailed, Stopped
+from icefront.spark.session import living
+
+
+@pytest.fixture
+def dead() -> Any:
+    """A session whose JVM has ended."""
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(9)"])
+    process.wait()
+    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+
+
+def mistaken() -> None:
+    """Fail the way PySpark does when it asks a dead JVM for a schema."""
+    try:
+        raise Py4JError("An error occurred while calling o1.schema")
+    except Py4JError as error:
+        raise PySparkValueError(errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": str(error)}) from error
+
+
+def raising(error: Exception) -> Any:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize("act", [mistaken, raising(Py4JNetworkError("gone")), raising(ConnectionRefusedError())])
+def test_a_jvm_that_ended_is_named_whatever_pyspark_makes_of_it(dead: Any, act: Any) -> None:
+    with pytest.raises(ConnectionFailed, match=r"the JVM that Spark runs in has ended \(exit 9\)"), living(dead):
+        act()
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), Stopped("a fact", "a step")])
+def test_other_errors_stay_what_they_are(dead: Any, error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)), living(dead):
+        raise error
+
+
+def test_a_lost_answer_of_a_living_jvm_stays_what_it_is() -> None:
+    elsewhere: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace()))
+    with pytest.raises(Py4JNetworkError), living(elsewhere):
+        raise Py4JNetworkError("gone")
