@@ -38,9 +38,9 @@ def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path) ->
 FILE = ClosedFile(FileKind.DATA, "lake.t.orders", "e", 0, "a", "file:///t/1.parquet", 100, 10, 0, 0)
 
 
-def reported(*files: ClosedFile) -> list[dict[str, object]]:
+def reported(*files: ClosedFile) -> list[tuple[str, bytes]]:
     told = [("file", file) for file in files]
-    return [{"kind": kind, "payload": pickle.dumps(value)} for kind, value in (*told, ("report", Report(0, {})))]
+    return [(kind, pickle.dumps(value)) for kind, value in (*told, ("report", Report(0, {})))]
 
 
 def test_a_closed_file_that_is_reported_twice_counts_once() -> None:

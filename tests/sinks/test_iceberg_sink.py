@@ -431,6 +431,6 @@ def test_a_publish_leaves_nothing_behind_in_either_language(spark: Any, table: s
     def fences() -> int:
         gc.collect()
         spark._jvm.System.gc()
-        return sum(isinstance(held, _Fence) for held in list(spark.sparkContext._gateway.gateway_property.pool.values()))
+        return sum(isinstance(held, _Fence) for held in list(spark.sparkContext._gateway.gateway_property.pool.dict.values()))
 
     wait_until(lambda: fences() == 0, what="fences are still held")

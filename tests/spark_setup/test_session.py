@@ -25,10 +25,8 @@ def dead() -> Any:
 
 def mistaken() -> None:
     """Fail the way PySpark does when it asks a dead JVM for a schema."""
-    try:
-        raise Py4JError("An error occurred while calling o1.schema")
-    except Py4JError as error:
-        raise PySparkValueError(errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": str(error)}) from error
+    lost = Py4JError("An error occurred while calling o1.schema")
+    raise PySparkValueError(errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": str(lost)}) from lost
 
 
 def raising(error: Exception) -> Any:

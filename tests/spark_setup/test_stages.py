@@ -58,14 +58,10 @@ def through_stages(pieces: Sequence[Sequence[pa.Table]], sequence_by: str | None
     writer = Writer()
     work = Work(Reader(pieces), writer, EPOCH, Schema(), ("k",), sequence_by, upsert=True)
     blobs = [row for number in range(len(pieces)) for row in _BlobStage(work, 2)((Split(number, 1, ""),))]
-    reports = [pickle.loads(payload) for _, kind, payload in blobs if kind == "report"]
+    reports = [pickle.loads(payload) for _, (kind, payload) in blobs if kind == "report"]
     assert [report.split for report in reports] == list(range(len(pieces)))
     for bucket in range(2):
-        mine = [(number, kind, payload) for number, kind, payload in blobs if kind == "changes" and number == bucket]
-        schema = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
-        columns = [list(column) for column in zip(*mine, strict=True)] or [[], [], []]
-        batch = pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
-        list(_MergeStage(work)(iter([batch])))
+        list(_MergeStage(work)((number, told) for number, told in blobs if told[0] == "changes" and number == bucket))
     return sorted(writer.rows, key=lambda row: row["k"])
 
 

@@ -8,6 +8,9 @@ Otherwise workers net what they read and exchange Arrow blobs by key, never rows
 
     split ─▶ read ─▶ net ─▶ blobs by key ══shuffle══▶ net ─▶ write ─▶ closed files
 
+What Spark sees are a few work items and blobs, so nothing is to be gained from planning them as queries: they are plain RDDs, which
+start a job in half the time.
+
 Rows of one file's record come back from the attempt of a task that Spark counts: a retried or
 speculated attempt leaves only files that nobody has heard of.
 """
@@ -25,25 +28,25 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyiceberg.schema import Schema
 from pyspark.errors import PySparkException
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import IcefrontError, Stopped
 from icefront.core.files import ClosedFile, deduplicate
 from icefront.core.ports import EpochWriter, Reader, Report, Split
 from icefront.kernels.net import from_blob, net, partition_by_key, to_blob
-from icefront.spark.session import for_jobs, ship_package
+from icefront.spark.session import ship_package
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 PARTITION_BYTES = 64 * 1024 * 1024
-# As types: Spark would ask the JVM to parse text, for every epoch.
-_RESULT = StructType([StructField("kind", StringType()), StructField("payload", BinaryType())])
-_BLOBS = StructType([StructField("bucket", IntegerType()), *_RESULT.fields])
-_RESULT_ARROW = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
-_BLOBS_ARROW = pa.schema([("bucket", pa.int32()), ("kind", pa.string()), ("payload", pa.binary())])
 _FILE, _REPORT, _ERROR, _CHANGES = "file", "report", "error", "changes"
+Told = tuple[str, bytes]
+"""What workers tell: of which kind it is, and the thing itself."""
+Sent = tuple[int, Told]
+"""The same on its way: the number of a split, or of the bucket that it is for."""
+Stage = Callable[[tuple[Split, ...]], Iterator[Sent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +79,36 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
     # Two changes of one key in one snapshot would both be visible: several tasks must exchange by key.
     alone = work.upsert and work.distribution == "none"
     exchange = work.upsert and not alone and (len(splits) > 1 or work.distribution == "hash")
-    items = for_jobs(spark).range(0, 1 if alone else len(splits), 1, 1 if alone else len(splits))
+    items = [tuple(splits)] if alone else [(split,) for split in splits]
     if exchange:
         buckets = max(2, -(-sum(s.bytes for s in splits) // PARTITION_BYTES))
-        blobs = items.mapInArrow(_on_items([(split,) for split in splits], _BlobStage(work, buckets)), _BLOBS)
-        rows = blobs.repartitionById(buckets, "bucket").mapInArrow(_MergeStage(work), _RESULT)
+        blobs = _each(spark, items, _BlobStage(work, buckets))
+        told = blobs.partitionBy(buckets, _as_it_is).mapPartitions(_MergeStage(work))
     else:
-        stages = [tuple(splits)] if alone else [(split,) for split in splits]
-        rows = items.mapInArrow(_on_items(stages, _WholeStage(work)), _RESULT)
-    return _collect(_run(rows), len(splits))
+        told = _each(spark, items, _WholeStage(work)).values()
+    return _collect(_run(told), len(splits))
 
 
 def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Sequence[Split]) -> tuple[Report, ...]:
     """Ask every split which columns a table made for it would have."""
     ship_package(spark)
-    items = for_jobs(spark).range(0, len(splits), 1, max(1, len(splits)))
-    rows = items.mapInArrow(_on_items([(split,) for split in splits], _InferStage(reader, epoch)), _RESULT)
-    return _collect(_run(rows), len(splits)).reports
+    told = _each(spark, [(split,) for split in splits], _InferStage(reader, epoch)).values()
+    return _collect(_run(told), len(splits)).reports
 
 
-def _run(rows: DataFrame) -> list[Any]:
+def _each(spark: SparkSession, items: Sequence[tuple[Split, ...]], stage: Stage) -> RDD[Sent]:
+    """Run a stage on each item, in a task of its own."""
+    return spark.sparkContext.parallelize(range(len(items)), max(1, len(items))).mapPartitions(_OnItems(items, stage))
+
+
+def _as_it_is(bucket: int) -> int:
+    return bucket
+
+
+def _run(told: RDD[Told]) -> list[Told]:
     """Run the job; what Spark itself could not do (a full disk, lost executors) is a named stop."""
     try:
-        return list(rows.collect())
+        return list(told.collect())
     except (PySparkException, Py4JJavaError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = next(
@@ -110,14 +120,13 @@ def _run(rows: DataFrame) -> list[Any]:
         ) from error
 
 
-def _collect(rows: Iterable[Any], expected: int) -> Written:
+def _collect(told: Iterable[Told], expected: int) -> Written:
     files: list[ClosedFile] = []
     reports: list[Report] = []
     errors: list[tuple[int, IcefrontError]] = []
     kinds: dict[str, list[Any]] = {_FILE: files, _REPORT: reports, _ERROR: errors}
-    for row in rows:
-        value = pickle.loads(bytes(row["payload"]))  # noqa: S301 — written by our own workers
-        kinds[row["kind"]].append(value)
+    for kind, payload in told:
+        kinds[kind].append(pickle.loads(payload))  # noqa: S301 — written by our own workers
     if errors:
         raise min(errors, key=lambda pair: pair[0])[1]
     if (found := {r.split for r in reports}) != set(range(expected)):
@@ -126,36 +135,21 @@ def _collect(rows: Iterable[Any], expected: int) -> Written:
 
 
 # ── in workers ─────────────────────────────────────────────────────────────────────────────
-Row = tuple[Any, ...]
-
-
 @dataclass(frozen=True, slots=True)
-class _on_items:  # noqa: N801 — reads as what it is: a stage on work items
+class _OnItems:
     """Run a stage on each work item of a task: one split, as a rule."""
 
     items: Sequence[tuple[Split, ...]]
-    stage: Callable[[tuple[Split, ...]], Iterator[Row]]
+    stage: Stage
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = _BLOBS_ARROW if isinstance(self.stage, _BlobStage) else _RESULT_ARROW
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _batches(self._run(self.items[number]), schema)
-
-    def _run(self, splits: tuple[Split, ...]) -> Iterator[Row]:
-        first = splits[0].number
-        prefix = (first,) if isinstance(self.stage, _BlobStage) else ()
-        try:
-            yield from self.stage(splits)
-        except IcefrontError as error:
-            # Told as a value: Spark would retry a bad row and bury its message in a Java trace.
-            yield (*prefix, _ERROR, pickle.dumps((first, error)))
-
-
-def _batches(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """One batch per row: a row may be a blob of megabytes."""
-    for row in rows:
-        yield pa.RecordBatch.from_arrays([pa.array([v], f.type) for v, f in zip(row, schema, strict=True)], schema=schema)
+    def __call__(self, numbers: Iterable[int]) -> Iterator[Sent]:
+        for splits in (self.items[number] for number in numbers):
+            first = splits[0].number
+            try:
+                yield from self.stage(splits)
+            except IcefrontError as error:
+                # Told as a value: Spark would retry a bad row and bury its message in a Java trace.
+                yield first, (_ERROR, pickle.dumps((first, error)))
 
 
 def attempt_id() -> str:
@@ -169,16 +163,17 @@ class _WholeStage:
 
     work: Work
 
-    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Sent]:
         reports: list[Report] = []
         tables = _tables(self.work, splits, reports)
         if self.work.upsert:
             held = list(tables)
             tables = iter([_net(self.work, held)] if held else [])
-        written = list(self.work.writer.write(tables, splits[0].number, attempt_id()))
+        first = splits[0].number
+        written = list(self.work.writer.write(tables, first, attempt_id()))
         if not any(report.wishes for report in reports):
-            yield from ((_FILE, pickle.dumps(file)) for file in written)
-        yield from ((_REPORT, pickle.dumps(report)) for report in reports)
+            yield from ((first, (_FILE, pickle.dumps(file))) for file in written)
+        yield from ((report.split, (_REPORT, pickle.dumps(report))) for report in reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +183,13 @@ class _BlobStage:
     work: Work
     buckets: int
 
-    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Sent]:
         reports: list[Report] = []
         for table in _tables(self.work, splits, reports):
             for bucket, part in enumerate(partition_by_key(self._netted(table), self.work.keys, self.buckets)):
                 if part.num_rows:
-                    yield (bucket, _CHANGES, to_blob(part))
-        yield from ((report.split, _REPORT, pickle.dumps(report)) for report in reports)
+                    yield bucket, (_CHANGES, to_blob(part))
+        yield from ((report.split, (_REPORT, pickle.dumps(report))) for report in reports)
 
     def _netted(self, piece: pa.Table) -> pa.Table:
         """Send as little as possible. By a sequence of the user's nothing may be left out: a delete in another piece decides what counts."""
@@ -207,21 +202,17 @@ class _MergeStage:
 
     work: Work
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _batches(self._run(batches), _RESULT_ARROW)
-
-    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+    def __call__(self, sent: Iterable[Sent]) -> Iterator[Told]:
         tables: list[pa.Table] = []
         bucket = -1
         incomplete = False
-        for batch in batches:
-            for number, kind, payload in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-                if kind == _CHANGES:
-                    bucket = number
-                    tables.append(from_blob(payload))
-                else:
-                    incomplete = incomplete or kind == _ERROR
-                    yield (kind, payload)
+        for number, (kind, payload) in sent:
+            if kind == _CHANGES:
+                bucket = number
+                tables.append(from_blob(payload))
+            else:
+                incomplete = incomplete or kind == _ERROR
+                yield kind, payload
         if tables and not incomplete:
             netted = _net(self.work, tables)
             tables.clear()
@@ -233,8 +224,9 @@ class _InferStage:
     reader: Reader
     epoch: Epoch
 
-    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Row]:
-        yield from ((_REPORT, pickle.dumps(self.reader.infer(split, self.epoch))) for split in splits)
+    def __call__(self, splits: tuple[Split, ...]) -> Iterator[Sent]:
+        for split in splits:
+            yield split.number, (_REPORT, pickle.dumps(self.reader.infer(split, self.epoch)))
 
 
 def _tables(work: Work, splits: Sequence[Split], reports: list[Report]) -> Iterator[pa.Table]:
