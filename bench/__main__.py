@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from bench import epochs, intake, publish
+from bench import changes, epochs, intake, publish
 from bench.results import Result, write_page
 
 BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
@@ -19,6 +19,7 @@ BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
     "intake": intake.measure,
     "memory": intake.measure_memory,
     "publish": publish.measure,
+    "changes": changes.measure,
 }
 
 

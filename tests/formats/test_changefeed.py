@@ -479,6 +479,17 @@ def test_a_flat_unknown_column_becomes_a_wish():
     assert Decoder(DOGS, ["id"], "bare").decode(line.encode(), AT, 0).wishes == (Wish("age", "long", f"{AT.path}:11"),)
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_a_column_whose_name_cannot_be_read_is_named(name: str):
+    line = json.dumps({"after": {"id": 1, name: "x"}, "key": [1], "updated": "1585861087210714000.0000000000"})
+    with pytest.raises(
+        BadRow, match=r"orders-1.ndjson:11: column .* has a quote, a backslash or a control character in its name"
+    ):
+        decode(DOGS, line)
+    with pytest.raises(ConfigError, match="rename it in the source, and in the table"):
+        decode(schema(("id", LongType()), (name, StringType())), line)
+
+
 def test_several_lines_of_one_chunk_may_show_that_a_string_column_holds_json():
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "doc", StringType()))
     line = '{{"after": {{"doc": {{"a": {0}}}, "id": {0}}}, "key": [{0}], "updated": "1.0000000000"}}\n'

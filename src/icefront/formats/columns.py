@@ -8,6 +8,7 @@ Nothing passes through a double that was not declared one, and nothing is trunca
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -111,11 +112,23 @@ def _wire(kind: IcebergType, *, raw_strings: bool) -> Any:
     raise ConfigError(f"a column of type {kind} cannot be read from JSON", f"use one of: {_READABLE}")
 
 
+def is_readable(column: str) -> bool:
+    """Say whether a member of this name can be read: msgspec looks for it as it is written."""
+    return json.dumps(column, ensure_ascii=False) == f'"{column}"'
+
+
+def unreadable(column: str) -> str:
+    return f"column {json.dumps(column)} has a quote, a backslash or a control character in its name, which cannot be read"
+
+
 def record(name: str, wires: Mapping[str, Any], unset: Collection[str] = ()) -> type[msgspec.Struct]:
     """Define a struct with these members, in order; its attributes are f0, f1, … since column names may be anything.
 
     An unknown member is an error, a missing one is null, or UNSET where that is to be told apart.
     """
+    for column in wires:
+        if not is_readable(column):
+            raise ConfigError(unreadable(column), "rename it in the source, and in the table")
     nulls = {c: msgspec.UNSET if c in unset else RAW_NULL if kind is msgspec.Raw else None for c, kind in wires.items()}
     fields = [(f"f{i}", kind, nulls[column]) for i, (column, kind) in enumerate(wires.items())]
     names = {f"f{i}": column for i, column in enumerate(wires)}

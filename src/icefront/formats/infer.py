@@ -14,9 +14,10 @@ Null says nothing: a column with nothing but nulls has no type yet and is left o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from icefront.core.ports import Wish
-from icefront.formats.columns import exact_as_double
+from icefront.formats.columns import exact_as_double, is_readable, unreadable
 from icefront.formats.place import Place, shorten
 
 _EXACT_LIMIT = 2**53
@@ -72,6 +73,8 @@ class Sightings:
     def wishes(self, where: Callable[[int], str]) -> dict[str, Wish]:
         """Return a type for each column that showed a value; raises BadRow where a number fits none. `where` names a line."""
         for column, kind in self._types.items():
+            if not is_readable(column):
+                raise self._place.bad(self._first[column], unreadable(column), "rename it in the source")
             troubles = {"long": self._not_long, "double": self._not_double}.get(kind, {})
             if column in troubles:
                 index, json = troubles[column]
@@ -104,7 +107,7 @@ def unite(wishes: Iterable[Wish]) -> tuple[Wish, ...]:
     for wish in wishes:
         known = united.setdefault(wish.column, wish)
         kind = _wider(known.type, wish.type) if wish.widens else join(known.type, wish.type)
-        united[wish.column] = Wish(wish.column, kind, known.where, known.widens)
+        united[wish.column] = replace(known, type=kind)
     return tuple(united.values())
 
 

@@ -14,7 +14,6 @@ There is one place that knows what other lines mean, and it is not here. Whateve
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from pyiceberg.types import (
 from icefront.core.epochs import Epoch
 from icefront.formats import stamps
 from icefront.formats.chunks import Chunk
-from icefront.formats.columns import from_text, is_text, singles
+from icefront.formats.columns import from_text, is_readable, is_text, singles
 from icefront.formats.stamps import Tally
 
 # Control characters never stand in JSON, so that they can stand for something else here.
@@ -163,7 +162,7 @@ def plain_lines(fields: Mapping[str, NestedField], keys: Sequence[str], arrow: p
     numbers = [not _is_quoted(fields[key].field_type) for key in keys]
     possible = (
         all(_is_quoted(field.field_type) or type(field.field_type) in _GRAMMAR for field in fields.values())
-        and all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name in fields)
+        and all(map(is_readable, fields))
         and numbers
         and not any(one and other for one, other in pairwise(numbers))
     )
