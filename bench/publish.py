@@ -18,6 +18,7 @@ from bench.results import Figure, Result
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.files import Staged
 from icefront.core.marks import Identity, Mark, Position
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL
 from icefront.core.protocol import Published
 from icefront.core.timestamps import Timestamp
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
@@ -97,10 +98,10 @@ def _changes(at: int) -> pa.Table:
         {
             "id": pa.array(ids, pa.int64()),
             "v": pa.array([f"{at}-{i}" for i in ids]),
-            "_op": pa.array([1] * ROWS, pa.int8()),
-            "_wall": pa.array([at] * ROWS, pa.int64()),
-            "_logical": pa.array([0] * ROWS, pa.int32()),
-            "_order": pa.array(range(ROWS), pa.int64()),
+            OP: pa.array([1] * ROWS, pa.int8()),
+            WALL: pa.array([at] * ROWS, pa.int64()),
+            LOGICAL: pa.array([0] * ROWS, pa.int32()),
+            ORDER: pa.array(range(ROWS), pa.int64()),
         }
     )
 

@@ -26,9 +26,9 @@ settings.load_profile("searching" if "ICEFRONT_SEARCH" in os.environ else "repea
 @pytest.fixture(autouse=True)
 def forgotten_secrets() -> Iterator[None]:
     """Let no test's secrets be masked in what another test reads."""
-    before = set(secrets._known)  # noqa: SLF001 — a process has one set of them for as long as it lives
+    before = set(secrets._known)
     yield
-    secrets._known.intersection_update(before)  # noqa: SLF001
+    secrets._known.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

@@ -60,8 +60,13 @@ def writer_unchecked(patch: Patch) -> None:
     patch(protocol, "decide", decided)
 
 
+def commit_transaction(patch: Patch) -> None:
+    """Leave the commit to Iceberg's own retries, and the cleaning up after what it takes for a failure."""
+    patch(java.JavaTable, "_swap", lambda _table, transaction: transaction.commitTransaction())
+
+
 def fence_says_no(patch: Patch) -> None:
-    """Leave the commit to Iceberg's own retries, and refuse by returning false, which makes it clean up after itself."""
+    """Refuse by returning false: in the retries of Iceberg's own, that makes it clean up after itself."""
     validate = java._Fence.validate
 
     def validated(fence: java._Fence, snapshots: Any) -> bool:
@@ -71,7 +76,7 @@ def fence_says_no(patch: Patch) -> None:
             return False
 
     patch(java._Fence, "validate", validated)
-    patch(java.JavaTable, "_swap", lambda _table, transaction: transaction.commitTransaction())
+    commit_transaction(patch)
 
 
 def delete_on_unknown_outcome(patch: Patch) -> None:
@@ -127,6 +132,7 @@ SWITCHES: Mapping[str, Callable[[Patch], None]] = {
     "fence-off": fence_off,
     "lower-unchecked": lower_unchecked,
     "writer-unchecked": writer_unchecked,
+    "commit-transaction": commit_transaction,
     "fence-says-no": fence_says_no,
     "delete-on-unknown-outcome": delete_on_unknown_outcome,
     "release-before-publish": release_before_publish,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from icefront.apply import Applied, apply_changes
 from icefront.changes import changes
-from icefront.core.errors import ConfigError, IcefrontError
+from icefront.core.errors import ConfigError, FencedOut, IcefrontError
 from icefront.core.marks import START
+from icefront.core.ports import Source
+from icefront.core.timestamps import ORIGIN
 from icefront.pipeline import EpochPublished, Result, Run, RunOptions
 from icefront.settings import PipelineSettings, Project, Target, load_pipeline, reveal
 from icefront.settings.secrets import masked
 from icefront.sources.changefeed import Changefeed
+from icefront.sources.iceberg import IcebergSource, Table
 from icefront.state.store import StateStore
 
 if TYPE_CHECKING:
@@ -49,9 +56,10 @@ class Pipeline:
         return cls(load_pipeline(Path(path)))
 
     def source(self, parallelism: int = 1) -> Changefeed:
-        """Make the source. Nothing is read yet. Epochs are cut into about `parallelism` splits where that is worth it."""
+        """Make the source of a changefeed. Nothing is read yet. Epochs are cut into about `parallelism` splits where that is worth it."""
         feed = self.settings.source.changefeed
-        assert feed is not None
+        if feed is None:
+            raise ConfigError(f"pipeline {self.settings.pipeline} reads no changefeed", "this is only available for changefeeds")
         return Changefeed(
             feed.path,
             storage=reveal(feed.storage),
@@ -61,8 +69,23 @@ class Pipeline:
             parallelism=parallelism,
         )
 
+    def following(self, target: Target, table: Table, parallelism: int = 1) -> IcebergSource:
+        """Make the source of one target that follows an Iceberg table: each has its own place in the table's history."""
+        followed = self.settings.source.iceberg
+        assert followed is not None
+        return IcebergSource(
+            table,
+            tag=f"icefront-{self.settings.pipeline}-{hashlib.sha256(target.name.encode()).hexdigest()[:8]}",
+            start=followed.start,
+            batch_bytes=followed.batch.bytes,
+            split_bytes=SPLIT_BYTES,
+            parallelism=parallelism,
+        )
+
     def targets(self, source: Changefeed | None = None) -> Sequence[Target]:
         """Say which of the source's tables goes where, as of now."""
+        if self.settings.source.iceberg is not None:
+            return self.settings.targets_for(())
         return self.settings.targets_for((source or self.source()).tables(START))
 
     def session(self) -> SparkSession:
@@ -84,22 +107,62 @@ class Pipeline:
             raise ConfigError(f'until is "{until}"', 'the only condition is "caught-up"')
         from icefront.assembly import Routes  # noqa: PLC0415 — Spark is an extra, and slow to import
 
-        feed = self.settings.source.changefeed
-        assert feed is not None
-        spark = spark or self.session()
-        source = self.source(spark.sparkContext.defaultParallelism)
-        with StateStore(self.settings.project.state) as notes:
-            run = Run(
-                self.settings.pipeline,
-                source,
-                Routes(spark, self.settings, source),
-                notes,
-                self.settings.minting,
-                options=RunOptions(until_caught_up=until is not None, seconds=seconds, adopt=adopt, poll=feed.poll.seconds),
-                tell=on_epoch or (lambda _: None),
-                stop=stop,
-            )
-            return _noted(notes, self.settings.pipeline, run, spark)
+        polled = self.settings.source.changefeed or self.settings.source.iceberg
+        assert polled is not None
+        options = RunOptions(until_caught_up=until is not None, seconds=seconds, adopt=adopt, poll=polled.poll.seconds)
+        session = spark or self.session()
+
+        def run_one(source: Source, only: str | None, stop: threading.Event) -> Result:
+            with StateStore(self.settings.project.state) as notes:
+                run = Run(
+                    self.settings.pipeline,
+                    source,
+                    Routes(session, self.settings, source, only),
+                    notes,
+                    self.settings.minting,
+                    options=options,
+                    tell=on_epoch or (lambda _: None),
+                    stop=stop,
+                )
+                return _noted(notes, self.settings.pipeline, run, session)
+
+        return _together([partial(run_one, *one) for one in self._sources(session)], stop or threading.Event())
+
+    def _sources(self, spark: SparkSession) -> Sequence[tuple[Source, str | None]]:
+        """Make the sources: one for all targets of a changefeed, and one for each target that follows a table."""
+        parallelism = spark.sparkContext.defaultParallelism
+        if self.settings.source.iceberg is None:
+            return [(self.source(parallelism), None)]
+        from icefront.iceberg.followed import FollowedTable  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        catalogs = self.settings.project.catalogs
+        made: list[tuple[Source, str | None]] = []
+        for target in self.targets():
+            name = target.source_table.split(".")[0]
+            table = FollowedTable(spark, target.source_table, catalogs[name].pyiceberg_properties(name))
+            made.append((self.following(target, table, parallelism), target.name))
+        return made
+
+
+def _together(runs: Sequence[Callable[[threading.Event], Result]], stop: threading.Event) -> Result:
+    """Run at once what has sources of its own. One that fails leaves the others alone, unless another writer took over."""
+    if len(runs) == 1:
+        return runs[0](stop)
+    ours = threading.Event()
+    with ThreadPoolExecutor(len(runs), "follow") as threads:
+        futures = [threads.submit(run, ours) for run in runs]
+        try:
+            while (found := wait(futures, timeout=0.2)).not_done:
+                if stop.is_set() or any(isinstance(future.exception(), FencedOut) for future in found.done):
+                    ours.set()
+        finally:
+            ours.set()
+    if errors := [error for future in futures if (error := future.exception()) is not None]:
+        raise min(errors, key=lambda error: not isinstance(error, FencedOut))
+    results = [future.result() for future in futures]
+    frontiers = dict(chain.from_iterable(result.frontiers.items() for result in results))
+    published = tuple(chain.from_iterable(result.published for result in results))
+    return Result(len(published), min(frontiers.values(), default=ORIGIN), frontiers, published)
 
 
 def _noted(notes: StateStore, pipeline: str, run: Run, spark: SparkSession) -> Result:

@@ -12,7 +12,7 @@ from icefront.core.epochs import Epoch
 from icefront.core.errors import IcefrontError
 from icefront.core.files import ClosedFile
 from icefront.core.marks import START
-from icefront.core.ports import Report, Split, Wish
+from icefront.core.ports import Report, Source, Split, Wish
 from icefront.formats.infer import unite
 from icefront.iceberg import evolution
 from icefront.iceberg.partitions import PartitionField
@@ -22,7 +22,6 @@ from icefront.settings import PipelineSettings, Target, reveal
 from icefront.settings.keys import key_columns, keys_unknown
 from icefront.settings.pipeline import is_pattern
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
-from icefront.sources.changefeed import Changefeed
 from icefront.spark.job import Work, infer_columns, write_epoch
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class SparkJob:
     """`pipeline.EpochJob` over a Spark session, for one table of a source and one sink."""
 
     spark: SparkSession
-    source: Changefeed
+    source: Source
     sink: IcebergSink
     wanted: IcebergTarget
     table: str
@@ -71,12 +70,16 @@ class SparkJob:
 
 
 class Routes:
-    """Names the routes there are now: a table may appear in the source while the pipeline runs."""
+    """Names the routes there are now: a table may appear in the source while the pipeline runs.
 
-    def __init__(self, spark: SparkSession, settings: PipelineSettings, source: Changefeed) -> None:
+    With `only`, it is the one to that target: the source is its own.
+    """
+
+    def __init__(self, spark: SparkSession, settings: PipelineSettings, source: Source, only: str | None = None) -> None:
         self._spark = spark
         self._settings = settings
         self._source = source
+        self._only = only
         self._known: dict[str, Route] = {}
         self._complete = False
 
@@ -85,7 +88,7 @@ class Routes:
             return list(self._known.values())
         lost: list[Unroutable] = []
         for target in self._settings.targets_for(self._source.tables(START)):
-            if target.name not in self._known:
+            if target.name not in self._known and self._only in {None, target.name}:
                 try:
                     self._known[target.name] = self._route(target)
                 except IcefrontError as error:
@@ -106,7 +109,7 @@ class Routes:
         settings = self._settings
         mode = target.mode_with(keys)
         if mode == "upsert" and not keys:
-            raise keys_unknown(target)
+            raise keys_unknown(target, settings.source.kind)
         catalog = settings.project.catalogs[target.sink.catalog]
         declared = "partition_by" in target.sink.model_fields_set
         fields = tuple(PartitionField(f.transform, f.column, f.argument) for f in target.sink.partition_by)

@@ -14,6 +14,7 @@ from icefront.core.errors import CommitUncertain, FrontierGap, NotOurs, Overcomp
 from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import START, Identity, Mark, Position, Writer
 from icefront.core.protocol import (
+    MOVES,
     AlreadyPublished,
     Ancestor,
     Answer,
@@ -283,6 +284,19 @@ def test_a_claim_that_came_second_claims_over_the_first() -> None:
     asked, end = hold(claims(), [SHOWN, NotLanded("the mark moved"), moved, Landed(8)])
     assert asked[3] == Send(Claim("shop", "orders", Writer("me", 3), SOURCE, third))
     assert end.writer == Writer("me", 3)
+
+
+def test_an_owner_that_keeps_publishing_does_not_keep_a_claim_out() -> None:
+    publishes_on = [Head(mark(n, n - 1, OTHER), (ancestor(n - 1, n, OTHER),)) for n in range(5, 25)]
+    answers: list[Answer] = [answer for head in publishes_on for answer in (head, NotLanded("the mark moved"))]
+    _, end = hold(claims(retries=1), [*answers, publishes_on[-1], Landed(30)])
+    assert end == mark(24, 23, Writer("me", 2))
+
+
+def test_a_mark_that_never_rests_ends_a_claim() -> None:
+    moving = [Head(mark(n, n - 1, OTHER), (ancestor(n - 1, n, OTHER),)) for n in range(5, 5 + MOVES + 3)]
+    with pytest.raises(CommitUncertain, match=f"{MOVES + 2} attempts; the last said: the mark moved"):
+        hold(claims(retries=1), [answer for head in moving for answer in (head, NotLanded("the mark moved"))])
 
 
 def test_claims_are_bounded_and_the_last_look_still_counts() -> None:

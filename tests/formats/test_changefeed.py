@@ -39,7 +39,7 @@ from pyiceberg.types import (
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import BadRow, ConfigError
-from icefront.core.ports import Wish
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
 from icefront.core.timestamps import Timestamp
 from icefront.formats import stamps
 from icefront.formats.changefeed import Decoded, Decoder, Envelope, Place
@@ -90,18 +90,18 @@ def unfit(kind: IcebergType, json: str) -> str:
 
 def test_an_upsert_gives_its_row_and_its_timestamp():
     (change,) = decode(DOGS, f'{{"after": {{"id": 1, "name": "Petee"}}, "key": [1], {UPDATED}}}', order=500)
-    assert change == {"id": 1, "name": "Petee", "_op": 1, "_wall": 1585861087210714000, "_logical": 7, "_order": 500}
+    assert change == {"id": 1, "name": "Petee", OP: 1, WALL: 1585861087210714000, LOGICAL: 7, ORDER: 500}
 
 
 def test_a_delete_takes_its_key_from_the_key():
     (change,) = decode(DOGS, f'{{"after": null, "key": [1], {UPDATED}}}')
-    assert (change["id"], change["name"], change["_op"]) == (1, None, -1)
+    assert (change["id"], change["name"], change[OP]) == (1, None, -1)
 
 
 def test_the_table_can_be_written_without_casts():
     changes = Decoder(DOGS, ["id"]).decode(row(name='"x"').encode(), AT, 0).changes
     assert changes.schema.types[:2] == schema_to_pyarrow(DOGS).types
-    assert changes.column_names == ["id", "name", "_op", "_wall", "_logical", "_order"]
+    assert changes.column_names == ["id", "name", OP, WALL, LOGICAL, ORDER]
     assert changes.schema.types[2:] == [pa.int8(), pa.int64(), pa.int32(), pa.int64()]
     assert changes.schema.field("id").metadata[b"PARQUET:field_id"] == b"1"
 
@@ -155,7 +155,7 @@ def test_a_missing_column_is_null():
 
 def test_mvcc_timestamp_serves_where_updated_is_missing():
     lines = f'{{"after": {{"id": 1}}, "mvcc_timestamp": "5.0000000002"}}\n{row()}'
-    assert [c["_wall"] for c in decode(DOGS, lines)] == [5, 1585861087210714000]
+    assert [c[WALL] for c in decode(DOGS, lines)] == [5, 1585861087210714000]
 
 
 def test_a_line_without_a_timestamp_is_refused():
@@ -172,7 +172,7 @@ def test_a_strange_timestamp_is_refused(stamp):
 
 def test_blank_lines_are_skipped_and_still_count():
     changes = decode(DOGS, "", row(), "  ", "\r", row(), "")
-    assert [c["_order"] for c in changes] == [1, 4]
+    assert [c[ORDER] for c in changes] == [1, 4]
 
 
 def test_windows_line_ends_are_legal():
@@ -181,7 +181,7 @@ def test_windows_line_ends_are_legal():
 
 def test_resolved_lines_carry_no_change():
     changes = decode(DOGS, row(), '{"resolved": "1585861087210714000.0000000000"}', row())
-    assert [c["_order"] for c in changes] == [0, 2]
+    assert [c[ORDER] for c in changes] == [0, 2]
 
 
 def test_a_line_with_neither_after_nor_resolved_is_refused():
@@ -446,7 +446,7 @@ def test_a_decoder_can_be_pickled():
 @pytest.mark.parametrize("envelope", ["bare", "row"])
 def test_a_flat_row_has_its_timestamp_under_crdb(envelope):
     (change,) = decode(DOGS, f'{{"__crdb__": {{{UPDATED}}}, "id": 1, "name": "Petee"}}', envelope=envelope)
-    assert (change["id"], change["name"], change["_op"], change["_logical"]) == (1, "Petee", 1, 7)
+    assert (change["id"], change["name"], change[OP], change[LOGICAL]) == (1, "Petee", 1, 7)
 
 
 @pytest.mark.parametrize("envelope", ["bare", "row"])
@@ -456,7 +456,7 @@ def test_a_flat_row_without_metadata_is_refused(envelope):
 
 def test_a_bare_row_of_nothing_but_metadata_and_a_key_is_a_delete():
     (change,) = decode(DOGS, f'{{"__crdb__": {{"key": [4], {UPDATED}}}}}', envelope="bare")
-    assert (change["id"], change["_op"]) == (4, -1)
+    assert (change["id"], change[OP]) == (4, -1)
 
 
 def test_a_bare_row_of_nulls_may_be_a_delete_and_is_refused():
@@ -524,7 +524,7 @@ def within(of: Schema, *lines: str, envelope: Envelope = "wrapped") -> Decoded:
 
 def test_only_changes_inside_the_epoch_come_and_all_are_counted():
     decoded = within(DOGS, said(BELOW), said(INSIDE), said(BEYOND), said(LAST), said(BEYOND))
-    assert [(c["_wall"], c["_logical"], c["_order"]) for c in decoded.changes.to_pylist()] == [(10, 0, 101), (20, 4, 103)]
+    assert [(c[WALL], c[LOGICAL], c[ORDER]) for c in decoded.changes.to_pylist()] == [(10, 0, 101), (20, 4, 103)]
     assert decoded.tally == Tally(below=1, inside=2, beyond=2, greatest=Timestamp(20, 5))
     assert decoded.lines == 5
 
@@ -551,7 +551,7 @@ def test_what_lines_of_other_epochs_wish_for_or_do_wrong_does_not_count(line: st
     decoded = within(of, said(INSIDE), line.format(at=at), said(INSIDE, '{"id": 3}'))
     assert decoded.wishes == ()
     assert decoded.changes["id"].to_pylist() == [1, 3]
-    assert decoded.changes["_order"].to_pylist() == [100, 102]
+    assert decoded.changes[ORDER].to_pylist() == [100, 102]
     assert decoded.tally.below + decoded.tally.beyond == 1
     assert decoded.tally.greatest == max(Timestamp.parse(at), Timestamp(10))
 
@@ -687,7 +687,7 @@ def test_a_renamed_key_is_found_in_before():
 def test_a_flat_row_with_an_old_name_is_no_delete():
     line = f'{{"__crdb__": {{"key": [4], {UPDATED}}}, "title": "x", "id": 4}}'
     decoded = renamed(DOGS, line, renames={"name": "title"}, envelope="bare")
-    assert decoded.changes.to_pylist()[0] | {"id": 4, "name": "x", "_op": 1} == decoded.changes.to_pylist()[0]
+    assert decoded.changes.to_pylist()[0] | {"id": 4, "name": "x", OP: 1} == decoded.changes.to_pylist()[0]
 
 
 def test_keys_that_are_not_the_rows_own_are_refused_before_a_delete_goes_by_them():

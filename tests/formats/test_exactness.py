@@ -38,6 +38,7 @@ from pyiceberg.types import (
 )
 
 from icefront.core.errors import BadRow
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL
 from icefront.formats.changefeed import Decoder, Place, infer
 from icefront.formats.chunks import PIECE
 from icefront.formats.columns import exact_as_double
@@ -158,10 +159,10 @@ def expected(columns: list[Case], lines: list[str]) -> list[dict[str, Any]]:
             {
                 "id": int(message["key"][0]),
                 **{name: None if v is None else columns[int(name[1:])][1](v) for name, v in values.items()},
-                "_op": 1 if message["after"] else -1,
-                "_wall": int(wall),
-                "_logical": int(logical),
-                "_order": 100 + number,
+                OP: 1 if message["after"] else -1,
+                WALL: int(wall),
+                LOGICAL: int(logical),
+                ORDER: 100 + number,
             }
         )
     return changes
@@ -222,7 +223,7 @@ def test_a_chunk_of_many_pieces_reads_as_one():
     changes = Decoder(schema, ["id"]).decode("\n".join(lines).encode(), AT, 5).changes
     kept = [i for i in range(len(lines)) if i != 7]
     assert changes["id"].to_pylist() == kept
-    assert changes["_order"].to_pylist() == [i + 5 for i in kept]
+    assert changes[ORDER].to_pylist() == [i + 5 for i in kept]
     assert changes["note"].type == pa.large_string()
     lines[-1] = "nonsense"
     with pytest.raises(BadRow, match=f"^f:{len(lines)}: "):

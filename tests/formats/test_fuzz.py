@@ -36,6 +36,7 @@ from pyiceberg.types import (
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import BadRow, IcefrontError
+from icefront.core.ports import LOGICAL, WALL
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.formats.changefeed import Decoder, Envelope, Place, columns, infer
 from icefront.sources.changefeed_reader import guess_keys
@@ -178,7 +179,7 @@ def test_any_text_gives_changes_wishes_or_an_error_in_our_words(feed: tuple[Deco
         pass
     else:
         decoded.changes.validate(full=True)
-        assert all(Timestamp(c["_wall"], c["_logical"]) in epoch for c in rows_of(decoded.changes))
+        assert all(Timestamp(c[WALL], c[LOGICAL]) in epoch for c in rows_of(decoded.changes))
         assert decoded.wishes or decoded.tally.inside == decoded.changes.num_rows
         assert decoded.lines == len(text.split(b"\n")) - (not text.split(b"\n")[-1])
     with suppress(IcefrontError):
@@ -188,7 +189,7 @@ def test_any_text_gives_changes_wishes_or_an_error_in_our_words(feed: tuple[Deco
 
 
 def rows_of(changes: Any) -> list[dict[str, Any]]:
-    return list(changes.select(["_wall", "_logical"]).to_pylist())
+    return list(changes.select([WALL, LOGICAL]).to_pylist())
 
 
 def told(decoder: Decoder, text: bytes, epoch: Epoch) -> Any:

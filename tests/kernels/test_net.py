@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType
 
 from icefront.core.errors import ConfigError, Stopped
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL
 from icefront.kernels.net import check_keys, from_blob, net, partition_by_key, to_blob
 
 KEY_TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -30,7 +31,7 @@ KEY_TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "fixed": (pa.binary(2), st.sampled_from([b"ab", b"\0\0"])),
     "uuid": (pa.uuid(), st.sampled_from([uuid.UUID(int=0).bytes, uuid.UUID(int=2**127).bytes])),
 }
-STAMPS = {"_wall": pa.int64(), "_logical": pa.int32(), "_order": pa.int64()}
+STAMPS = {WALL: pa.int64(), LOGICAL: pa.int32(), ORDER: pa.int64()}
 
 
 @st.composite
@@ -44,10 +45,10 @@ def changes(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
         columns[f"k{i}"] = _array(listed, arrow)
     columns["v"] = pa.array(range(count), pa.int64())
     columns["s"] = pa.array(draw(st.lists(st.none() | st.integers(0, 2), min_size=count, max_size=count)), pa.int64())
-    columns["_op"] = pa.array(draw(st.lists(st.sampled_from([1, -1]), min_size=count, max_size=count)), pa.int8())
-    for name in ("_wall", "_logical"):
+    columns[OP] = pa.array(draw(st.lists(st.sampled_from([1, -1]), min_size=count, max_size=count)), pa.int8())
+    for name in (WALL, LOGICAL):
         columns[name] = pa.array(draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)), STAMPS[name])
-    columns["_order"] = pa.array(draw(st.permutations(range(count))), pa.int64())
+    columns[ORDER] = pa.array(draw(st.permutations(range(count))), pa.int64())
     table = pa.table(columns)
     cut = draw(st.integers(0, count))
     return pa.concat_tables([table.slice(0, cut), table.slice(cut)]), list(columns)[: len(kinds)]
@@ -64,7 +65,7 @@ def _array(values: list[Any], arrow: pa.DataType) -> pa.Array:
 
 
 def place(change: dict[str, Any]) -> tuple[int, int, int]:
-    return change["_wall"], change["_logical"], change["_order"]
+    return change[WALL], change[LOGICAL], change[ORDER]
 
 
 def naive(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ def naive_sequenced(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[st
     for change in sorted(rows, key=place):
         key = tuple(change[k] for k in keys)
         known = last.get(key)
-        unsequenced_delete = change["_op"] < 0 and change["s"] is None
+        unsequenced_delete = change[OP] < 0 and change["s"] is None
         if known is None or unsequenced_delete or (change["s"] is not None) * (change["s"] or 0) >= _sequence(known, change):
             last[key] = change
     return sorted(last.values(), key=lambda c: int(c["v"]))
@@ -130,12 +131,10 @@ def test_equal_keys_meet_in_one_bucket_and_nothing_is_lost(given_changes, n):
 
 
 def test_netting_local_results_again_gives_the_same():
-    table = pa.table(
-        {"k": [1, 1, 2, 2], "_op": [1, -1, -1, 1], "_wall": [5, 3, 2, 2], "_logical": [0, 0, 1, 0], "_order": [0, 1, 2, 3]}
-    )
+    table = pa.table({"k": [1, 1, 2, 2], OP: [1, -1, -1, 1], WALL: [5, 3, 2, 2], LOGICAL: [0, 0, 1, 0], ORDER: [0, 1, 2, 3]})
     split = pa.concat_tables([net(table.slice(0, 1), ["k"]), net(table.slice(1), ["k"])])
     assert net(split, ["k"]).to_pylist() == net(table, ["k"]).to_pylist()
-    assert net(table, ["k"])["_order"].to_pylist() == [0, 2]
+    assert net(table, ["k"])[ORDER].to_pylist() == [0, 2]
 
 
 def test_buckets_are_the_same_in_every_process():
@@ -154,12 +153,12 @@ def test_buckets_are_the_same_in_every_process():
 def test_many_key_columns_do_not_overflow():
     count, width = 3000, 8
     columns = {f"k{i}": pa.array([(n * (i + 7)) % count for n in range(count)]) for i in range(width)}
-    stamps = {"_op": [1] * count, "_wall": [0] * count, "_logical": [0] * count, "_order": list(range(count))}
+    stamps = {OP: [1] * count, WALL: [0] * count, LOGICAL: [0] * count, ORDER: list(range(count))}
     assert net(pa.table({**columns, **stamps}), list(columns)).num_rows == count
 
 
 def test_a_null_key_is_refused():
-    table = pa.table({"k": pa.array([1, None]), "_op": [1, 1], "_wall": [0, 0], "_logical": [0, 0], "_order": [0, 1]})
+    table = pa.table({"k": pa.array([1, None]), OP: [1, 1], WALL: [0, 0], LOGICAL: [0, 0], ORDER: [0, 1]})
     for kernel in (lambda: net(table, ["k"]), lambda: partition_by_key(table, ["k"], 2)):
         with pytest.raises(Stopped, match="1 changes have a null in key column k"):
             kernel()

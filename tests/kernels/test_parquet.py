@@ -49,6 +49,7 @@ from pyiceberg.types import (
 
 from icefront.core.errors import ConfigError, Stopped
 from icefront.core.files import ClosedFile, FileKind, deduplicate
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL
 from icefront.kernels import parquet
 from icefront.kernels.parquet import IcebergEpochWriter, TableLayout
 
@@ -76,18 +77,18 @@ def layout(
 def changes(schema: Schema, rows: list[dict[str, Any]]) -> pa.Table:
     arrow = [f.with_nullable(True) for f in schema_to_pyarrow(schema)]
     more = [
-        pa.field("_op", pa.int8()),
-        pa.field("_wall", pa.int64()),
-        pa.field("_logical", pa.int32()),
-        pa.field("_order", pa.int64()),
+        pa.field(OP, pa.int8()),
+        pa.field(WALL, pa.int64()),
+        pa.field(LOGICAL, pa.int32()),
+        pa.field(ORDER, pa.int64()),
     ]
-    stamped = [{"_op": 1, "_wall": 5, "_logical": 0, "_order": i, **row} for i, row in enumerate(rows)]
+    stamped = [{OP: 1, WALL: 5, LOGICAL: 0, ORDER: i, **row} for i, row in enumerate(rows)]
     return pa.Table.from_pylist(stamped, schema=pa.schema([*arrow, *more]))
 
 
 def orders(*rows: tuple[int, int | None, str | None, int]) -> pa.Table:
     days = [None if day is None else dt.date(2026, 1, day) for _, day, _, _ in rows]
-    return changes(SCHEMA, [{"id": i, "day": d, "note": n, "_op": op} for (i, _, n, op), d in zip(rows, days, strict=True)])
+    return changes(SCHEMA, [{"id": i, "day": d, "note": n, OP: op} for (i, _, n, op), d in zip(rows, days, strict=True)])
 
 
 def written(to: TableLayout, *tables: pa.Table, **options: bool) -> list[ClosedFile]:
@@ -152,7 +153,7 @@ def test_nothing_to_write_makes_no_file(tmp_path):
 def test_a_null_in_a_required_column_is_never_written(tmp_path):
     required = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "n", LongType(), required=True))
     to = layout(tmp_path, required)
-    delete = changes(required, [{"id": 1, "_op": -1}])
+    delete = changes(required, [{"id": 1, OP: -1}])
     assert [f.kind for f in written(to, delete)] == [FileKind.EQUALITY_DELETES]
     with pytest.raises(pa.ArrowInvalid):
         written(replace(to, location=f"{to.location}/other"), changes(required, [{"id": 1}]))

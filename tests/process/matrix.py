@@ -136,12 +136,15 @@ class Watched(Project):
         assert table is not None
         return {Path(urlsplit(file).path) for file in table.inspect.all_files()["file_path"].to_pylist()}
 
-    def owner(self) -> str:
-        """The writer that the mark names."""
+    def mark(self) -> Mark:
+        """What the table remembers of the pipeline."""
         table = self.load()
         assert table is not None
-        mark = Mark.from_json(table.properties["icefront.mark.orders"])
-        return str(mark.writer)
+        return Mark.from_json(table.properties["icefront.mark.orders"])
+
+    def owner(self) -> str:
+        """The writer that the mark names."""
+        return str(self.mark().writer)
 
 
 # ── strikes in workers ─────────────────────────────────────────────────────────────────────

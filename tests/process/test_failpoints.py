@@ -52,7 +52,7 @@ def test_what_is_registered_is_passed_in_the_code_and_the_other_way_round() -> N
 
 
 @pytest.mark.parametrize(
-    "step", ["observe", "table", "claim", "write", "schema", "stage", "publish", "heartbeat", "note", "release"]
+    "step", ["observe", "table", "claim", "partitioning", "write", "schema", "stage", "publish", "heartbeat", "note", "release"]
 )
 def test_each_durable_step_has_one_before_and_one_after(step: str) -> None:
     assert {f"{step}.before", f"{step}.after"} <= set(FAILPOINTS)

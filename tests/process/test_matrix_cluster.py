@@ -37,6 +37,7 @@ class OnCluster(Watched):
         assert set(self.files()) > self.committed()
 
 
+@pytest.mark.long
 def test_a_task_that_fails_is_retried(spark_cluster: SparkCluster, tmp_path: Path) -> None:
     project = OnCluster(tmp_path, spark_cluster, "raise")
     project.run()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -15,12 +22,33 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from sqlalchemy.exc import OperationalError
 
-from icefront.proof.checker import FOREIGN, FOREIGN_ROWS
-from icefront.proof.harness import Driver, wait_until
+from icefront.core.timestamps import Timestamp
+from icefront.proof.checker import FOREIGN, FOREIGN_REMOVED, FOREIGN_ROWS, files_of, staged_notes
+from icefront.proof.harness import KILLED, Driver, wait_until
 from tests.process.matrix import Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]
 STOPPED = 5
+
+
+# ── attempts ───────────────────────────────────────────────────────────────────────────────
+AT_EACH_COMMIT = f"publish.before-commit=pause@{'+'.join(map(str, range(1, 200)))}"
+"""Stops a run whenever it has put a commit together and is about to send it."""
+
+
+def attempts(project: Watched, driver: Driver) -> Iterator[tuple[int, int]]:
+    """Go with a run from commit to commit: tells its epoch and which attempt at that it is, both from 1; then it is woken."""
+    frontiers: Counter[Timestamp] = Counter()
+    while driver.stops():
+        frontier = project.mark().frontier
+        frontiers[frontier] += 1
+        yield len(frontiers), frontiers[frontier]
+        driver.wake()
+
+
+def asked(driver: Driver) -> Sequence[int]:
+    """How often the catalog was asked for each epoch."""
+    return [epoch["attempts"] for epoch in driver.epochs()]
 
 
 # ── writers ────────────────────────────────────────────────────────────────────────────────
@@ -31,50 +59,74 @@ def append(table: Table, key: int) -> None:
     table.append(rows, snapshot_properties={FOREIGN_ROWS: str(key)})
 
 
-@contextmanager
-def appending(project: Watched) -> Iterator[list[int]]:
-    """Append one row after the other from another thread, until we leave."""
-    keys: list[int] = []
-    stop = threading.Event()
+class Appending:
+    """A foreign writer that appends one row after the other, from another thread until we leave, except while it is held."""
 
-    def work() -> None:
-        while not stop.wait(0.05):
-            table = project.load()
-            assert table is not None
-            try:
-                append(table, FOREIGN + len(keys))
-            except (CommitFailedException, OperationalError):
-                continue  # ours came first
-            keys.append(FOREIGN + len(keys))
+    def __init__(self, project: Watched) -> None:
+        self.keys: list[int] = []
+        self._project = project
+        self._over, self._free, self._committing = threading.Event(), threading.Event(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "foreign")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield keys
-    finally:
-        stop.set()
-        thread.join()
+    def __enter__(self) -> Self:
+        self._working = self._thread.submit(self._work)
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.shutdown()
+        self._working.result()
 
-def wait_for_another(keys: Sequence[int]) -> None:
-    so_far = len(keys)
-    wait_until(lambda: len(keys) > so_far, what="no foreign commit landed")
+    def _work(self) -> None:
+        while not self._over.wait(0.01):
+            with self._committing:
+                if self._free.is_set():
+                    self._append()
+
+    def _append(self) -> None:
+        table = self._project.load()
+        assert table is not None
+        key = FOREIGN + len(self.keys)
+        with suppress(CommitFailedException, OperationalError):  # ours came first
+            append(table, key)
+            self.keys.append(key)
+
+    def hold(self) -> None:
+        """Let no commit of it come from here on."""
+        self._free.clear()
+        with self._committing:
+            pass  # what was under way is over
+
+    def let_go(self) -> None:
+        self._free.set()
+
+    def wait_for_another(self) -> None:
+        so_far = len(self.keys)
+        wait_until(lambda: len(self.keys) > so_far or self._working.done(), what="no foreign commit landed")
 
 
 def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing(tmp_path: Path) -> None:
+    """It commits before the first attempt at every second epoch for sure, and goes on until we have lost once more.
+
+    Then it is held until we are through: how many attempts an epoch takes must not be a matter of luck on a slow machine.
+    """
     # PyIceberg writes format 2 only.
     project = Watched(tmp_path, sink={"format_version": 2})
     for _ in range(6):
         project.feed.advance(20)
-    with project.start("publish.before-commit=pause@2+4+6+8") as driver:
-        driver.wait_until_stopped()
-        with appending(project) as keys:
-            for _ in range(4):
-                driver.wait_until_stopped()
-                wait_for_another(keys)
-                driver.wake()
-            driver.expect(0)
-        assert len(driver.epochs()) == 8
+    with project.start(AT_EACH_COMMIT) as driver, Appending(project) as others:
+        for epoch, attempt in attempts(project, driver):
+            if epoch == 1:
+                continue  # written without deletes, for a table that is empty
+            if attempt > 1:
+                others.hold()
+            else:
+                others.let_go()
+                if epoch % 2 == 0:
+                    others.wait_for_another()
+        driver.expect(0)
+    assert len(asked(driver)) == 8
+    assert min(asked(driver)[1::2]) >= 2, "a commit of ours that had to conflict did not"
     project.check_caught_up()
 
 
@@ -87,10 +139,9 @@ def project(tmp_path: Path, lake_folder: Path, table: str) -> Watched:
 
 def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:
     """What others do to a table, each by a statement of its own."""
-    name = table.removeprefix("lake.")
 
     def call(procedure: str, arguments: str = "") -> Callable[[], object]:
-        return lambda: spark.sql(f"CALL lake.system.{procedure}(table => '{name}'{arguments})").collect()
+        return lambda: procedures(spark, table, procedure, arguments)
 
     rewrite = call("rewrite_data_files", ", options => map('rewrite-all', 'true')")
 
@@ -98,30 +149,89 @@ def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:
         spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, id)")
         rewrite()
 
+    def change(statement: str, **named: str) -> Callable[[], object]:
+        """A change of rows, whose snapshot names the keys that come and go."""
+
+        def execute() -> None:
+            with settings(spark, {f"spark.sql.iceberg.snapshot-property.{name}": keys for name, keys in named.items()}):
+                spark.sql(statement)
+
+        return execute
+
+    keys = range(FOREIGN, FOREIGN + 8)  # several in a file, or a delete would drop the file and name nothing
     return {
+        "rewrite_manifests": call("rewrite_manifests"),
         "rewrite_data_files": rewrite,
         "rewrite_data_files into a new partition spec": rewrite_into_another_spec,
-        "rewrite_manifests": call("rewrite_manifests"),
         "expire_snapshots": call("expire_snapshots", ", older_than => current_timestamp(), retain_last => 1"),
-        "remove_orphan_files": call("remove_orphan_files"),
-        "insert": lambda: spark.sql(f"INSERT INTO {table} (id) VALUES ({FOREIGN})"),
-        "delete": lambda: spark.sql(f"DELETE FROM {table} WHERE id = {FOREIGN}"),
+        "insert": change(
+            f"INSERT INTO {table} (id) VALUES {', '.join(f'({key})' for key in keys)}", **{FOREIGN_ROWS: ",".join(map(str, keys))}
+        ),
+        "delete": change(f"DELETE FROM {table} WHERE id = {keys[0]}", **{FOREIGN_REMOVED: str(keys[0])}),
     }
 
 
+def procedures(spark: Any, table: str, procedure: str, arguments: str = "") -> Sequence[Any]:
+    catalog, _, name = table.partition(".")
+    spark.catalog.refreshTable(table)
+    found: Sequence[Any] = spark.sql(f"CALL {catalog}.system.{procedure}(table => '{name}'{arguments})").collect()
+    return found
+
+
+@contextmanager
+def settings(spark: Any, values: Mapping[str, str]) -> Iterator[None]:
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in values:
+            spark.conf.unset(key)
+
+
 def test_maintenance_by_others_right_before_each_of_our_commits(project: Watched, spark: Any) -> None:
+    """One of them before each epoch, when its commit is put together and not yet sent: it conflicts, and is put together anew."""
     others = maintenance(spark, project.table)
-    for _ in others:
+    left = list(others.items())
+    for _ in range(1 + len(others)):
         project.feed.advance(20)
-    passings = "+".join(str(number + 2) for number in range(len(others)))  # there is something to maintain by then
-    with project.start(f"publish.before-commit=pause@{passings}") as driver:
-        for come_between in others.values():
-            driver.wait_until_stopped()
-            project.check()
-            spark.catalog.refreshTable(project.table)
-            come_between()
-            driver.wake()
+    with project.start(AT_EACH_COMMIT) as driver:
+        for epoch, attempt in attempts(project, driver):
+            if epoch > 2 and attempt == 1 and left:  # there is something to maintain by then
+                project.check()
+                before = project.metadata()
+                name, come_between = left.pop(0)
+                spark.catalog.refreshTable(project.table)
+                come_between()
+                assert project.metadata() != before, f"{name} changed nothing"
         driver.expect(0)
+    assert not left
+    conflicts = dict(zip(others, asked(driver)[2:], strict=False))
+    assert min(conflicts.values()) >= 2, f"commits of ours that had to conflict did not: {conflicts}"
+    project.check_caught_up()
+
+
+def test_staged_files_that_were_removed_as_orphans_are_written_again(project: Watched, spark: Any) -> None:
+    """Everything is made to look days old: what is committed must stay, what is merely staged may go."""
+    project.run()
+    project.feed.advance(20)
+    project.run("stage.after=kill", code=KILLED)
+    table = project.load()
+    assert table is not None
+    days_ago = time.time() - 4 * 86_400
+    for path in Path(urlsplit(table.location()).path).rglob("*"):
+        os.utime(path, (days_ago, days_ago))
+    project.check()
+    staged = set(files_of(staged_notes(project.state)))
+    assert staged
+    yesterday = f"TIMESTAMP '{datetime.fromtimestamp(days_ago + 86_400, UTC):%F %T}'"
+    removed = procedures(spark, project.table, "remove_orphan_files", f", older_than => {yesterday}")
+    assert staged <= {f"file://{urlsplit(row[0]).path}" for row in removed}
+    project.checker.forgive(staged)
+    project.check()
+    run = project.run()
+    assert "staged files are gone; writing the epoch again" in run.stderr
+    assert [epoch["recovered"] for epoch in run.epochs()] == [False]
     project.check_caught_up()
 
 
@@ -130,15 +240,15 @@ def test_maintenance_by_others_all_the_time(project: Watched, spark: Any) -> Non
     for _ in range(9):
         project.feed.advance(20)
     others = maintenance(spark, project.table)
+    remove_orphans = partial(procedures, spark, project.table, "remove_orphan_files")
     done = 0
     with project.start("publish.before-commit=pause@2") as driver:
         driver.wait_until_stopped()
         driver.wake()
         while driver.code is None:
-            for name in ("rewrite_data_files", "rewrite_manifests", "remove_orphan_files"):
-                spark.catalog.refreshTable(project.table)
+            for work in (others["rewrite_data_files"], others["rewrite_manifests"], remove_orphans):
                 with suppress(Py4JJavaError):
-                    others[name]()
+                    work()
                     done += 1
         driver.expect(0)
     assert done

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.process.matrix import HOOKED, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
+STOPPED = 5
 PATHS = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
@@ -67,12 +71,43 @@ def test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work(tmp_pa
 
 
 # ── time ───────────────────────────────────────────────────────────────────────────────────
-def test_a_clock_that_goes_back_an_hour_changes_nothing(tmp_path: Path) -> None:
+def commit_ahead(project: Watched, seconds: int) -> None:
+    """Let the table's last commit be one that a machine made whose clock is ahead of ours."""
+    table = project.load()
+    assert table is not None
+    before = Path(urlsplit(table.metadata_location).path)
+    metadata = json.loads(before.read_text())
+    for entry in (metadata["snapshots"][-1], metadata["snapshot-log"][-1]):
+        entry["timestamp-ms"] += 1000 * seconds
+    metadata["last-updated-ms"] += 1000 * seconds
+    ahead = before.with_name(f"ahead-{seconds}-{before.name}")
+    ahead.write_text(json.dumps(metadata))
+    point_at(project, ahead)
+
+
+def point_at(project: Watched, metadata: Path) -> None:
+    with closing(sqlite3.connect(project.catalog / "catalog.db")) as catalog, catalog:
+        (changed,) = {catalog.execute("UPDATE iceberg_tables SET metadata_location = ?", [metadata.as_uri()]).rowcount}
+    assert changed == 1
+
+
+def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path: Path) -> None:
+    """Iceberg takes no commit that is more than a minute older than the last one, by the JVM's clock; ours decides nothing."""
     project = Watched(tmp_path)
     project.run("stage.after=kill@2", code=KILLED)
+    in_time = Path(urlsplit(project.metadata()).path)
+    commit_ahead(project, 3600)
+    ahead = project.metadata()
+    said = project.run(code=STOPPED).stderr
+    times = r"the last commit to lake\.t\.orders is of \S+ \S+, the clock here says \S+ \S+: 0:5\d:\d\d behind\n +→ set the clock"
+    assert re.search(times, said)
+    assert "attempts" not in said
+    assert project.metadata() == ahead, "a run that was stopped changed the table"
+    point_at(project, in_time)
+    commit_ahead(project, 30)
     project.feed.advance(20)
     project.run(environment={**HOOKED, "MATRIX_CLOCK": "-3600"})
     project.check_caught_up()
     with closing(sqlite3.connect(project.state)) as notes:
-        before, after = (started for (started,) in notes.execute("SELECT started FROM runs ORDER BY rowid"))
-    assert after < before - 3000, "the clock did not go back"
+        before, *_, after = (started for (started,) in notes.execute("SELECT started FROM runs ORDER BY rowid"))
+    assert after < before - 3000, "the driver's clock did not go back"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from icefront.proof.harness import Driver, wait_until
 from tests.process.matrix import Strike, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -15,16 +18,45 @@ UNREACHABLE = 3
 STOPPED = 5
 
 
+def kill_at_once(driver: Driver, _project: Watched) -> None:
+    kill_jvm(driver)
+    driver.wake()
+
+
+def kill_in_mid_commit(driver: Driver, project: Watched) -> None:
+    """The catalog's database is locked, so that the JVM waits in the very commit: its metadata is written, and not yet in place."""
+    before = metadata_files(project)
+    with closing(sqlite3.connect(project.catalog / "catalog.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        driver.wake()
+        wait_until(lambda: metadata_files(project) > before, what="the JVM did not begin to commit")
+        kill_jvm(driver)
+        wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
+        holder.execute("ROLLBACK")
+
+
+def metadata_files(project: Watched) -> int:
+    return len(list(project.catalog.glob("warehouse/**/*.metadata.json")))
+
+
+def kill_jvm(driver: Driver) -> None:
+    jvm = driver.jvm()
+    assert jvm is not None
+    os.kill(jvm, signal.SIGKILL)
+
+
 def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """The run that is struck at the second place is the one that recovers from the first."""
+    """Before a job, before a commit, and while the driver waits for a commit; each run recovers from the one before it."""
     project = Watched(tmp_path)
-    for failpoint in ("write.before", "publish.before-commit"):
+    strikes = {
+        "before a job": ("write.before", kill_at_once),
+        "before a commit": ("publish.before-commit", kill_at_once),
+        "in mid-commit": ("publish.before-commit", kill_in_mid_commit),
+    }
+    for name, (failpoint, kill) in strikes.items():
         project.feed.advance(20)
-        with subtests.test(failpoint), project.start(f"{failpoint}=pause@2") as driver:
-            jvm = driver.wait_until_stopped().jvm()
-            assert jvm is not None
-            os.kill(jvm, signal.SIGKILL)
-            driver.wake()
+        with subtests.test(name), project.start(f"{failpoint}=pause@2") as driver:
+            kill(driver.wait_until_stopped(), project)
             driver.expect(UNREACHABLE)
             assert "JVM" in driver.stderr
             assert "unexpected" not in driver.stderr

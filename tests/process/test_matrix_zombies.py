@@ -11,6 +11,7 @@ import pytest
 from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.harness import FENCED
 from tests.process.matrix import Watched
+from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -74,6 +75,14 @@ def test_a_writer_that_is_paused_before_its_claim_takes_over_and_goes_on_from_wh
 ) -> None:
     project = Watched(tmp_path)
     overtake_and_wake(project, TAKES_OVER, subtests.test)
+    project.check_caught_up()
+
+
+@pytest.mark.long
+def test_on_a_rest_catalog_it_is_refused_too(rest_catalog: RestCatalog, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    project = Watched(tmp_path, rest=rest_catalog.uri, table="lake.t.zombies")
+    overtake_and_wake(project, GROUPS["before its commit"], subtests.test)
+    project.run()
     project.check_caught_up()
 
 

@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from icefront.cli.proving import Screen
 from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.harness import wait_until
+from icefront.proof.prove import Prove
 from icefront.proof.proxy import RANDOM_FAULTS
+from icefront.proof.scene import Broken, Cut, Scene
 from icefront.proof.sessions import processes
 from tests import sabotage
 from tests.servers.rest import RestCatalog
@@ -31,8 +34,8 @@ import json, sys
 from pathlib import Path
 from icefront.cli.proving import Screen, exit_code
 from icefront.proof.prove import Prove
-folder, *program = sys.argv[1:]
-report = Prove(Path(folder), Screen(quiet=True), minutes=1, seed=4, program=program)()
+folder, minutes, seed, *program = sys.argv[1:]
+report = Prove(Path(folder), Screen(quiet=True), minutes=int(minutes), seed=int(seed), program=program)()
 print(json.dumps(report.to_dict()))
 sys.exit(exit_code(report))
 """
@@ -93,14 +96,24 @@ def test_three_minutes_of_random_faults_are_survived_and_every_kind_was_struck(t
     assert not list(tmp_path.glob("icefront-prove-*"))
 
 
-def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "prove"
-    command = [sys.executable, "-c", SABOTAGED, str(folder), *sabotage.program("squash-two-epochs")]
-    with proving(tmp_path, command) as process:
+def sabotaged(folder: Path, switch: str, *, minutes: int, seed: int) -> set[str]:
+    """Let a broken protocol go red; returns the kinds of what was found."""
+    command = [sys.executable, "-c", SABOTAGED, str(folder / "prove"), str(minutes), str(seed), *sabotage.program(switch)]
+    with proving(folder, command) as process:
         code, report, err = ended(process)
     assert code == 7, (report, err[-5000:])
-    assert {violation["kind"] for violation in report["violations"]} == {"rows"}
-    assert (folder / "scene-1" / "orders.yaml").exists()
+    assert (folder / "prove" / "scene-1" / "orders.yaml").exists()
+    return {violation["kind"] for violation in report["violations"]}
+
+
+def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -> None:
+    assert sabotaged(tmp_path, "squash-two-epochs", minutes=1, seed=4) == {"rows"}
+
+
+@pytest.mark.long
+def test_a_fence_that_is_off_makes_it_red(tmp_path: Path) -> None:
+    """With this seed the first life is a zombie; three minutes have every kind of life, should that change."""
+    assert sabotaged(tmp_path, "fence-off", minutes=3, seed=48) & {"gap", "epoch-twice", "rows"}
 
 
 def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -121,6 +134,34 @@ def test_a_rest_catalog_is_put_behind_the_fault_proxy(rest_catalog: RestCatalog,
         code, report, err = ended(process)
     assert code == 0, (report, err[-5000:])
     assert report["faults"].keys() == KINDS | set(RANDOM_FAULTS)
+
+
+class CutShort:
+    """A scene whose last run does not reach the catalog, so many times."""
+
+    folder = Path("scene-1")
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.abandoned = 0
+
+    def catch_up(self) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise Cut("run 7 of scene-1 could not reach the catalog")
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+
+def test_a_last_run_that_does_not_reach_the_catalog_is_repeated_and_in_the_end_told(tmp_path: Path) -> None:
+    prove = Prove(tmp_path, Screen(quiet=True), minutes=1, seed=1)
+    once, always = CutShort(1), CutShort(99)
+    prove._catch_up(cast("Scene", once))
+    assert (once.left, once.abandoned) == (-1, 1)
+    with pytest.raises(Broken, match=r"behind: scene-1: .* could not reach the catalog"):
+        prove._catch_up(cast("Scene", always))
+    assert always.abandoned == 3
 
 
 def test_every_failpoint_is_one_at_which_some_life_ends() -> None:

@@ -12,6 +12,7 @@ from icefront.core.errors import ConnectionFailed, Stopped
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable
+from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FAULTS, FaultProxy, Where, commits, loads
 from tests.rest.channel import Channel
 
@@ -20,6 +21,7 @@ Channels = Callable[..., Channel]
 
 # The client waits a second before it repeats these by itself: one publish is enough.
 WAITS = ("429-before", "429-after", "503-before", "503-after")
+LANDED = [name for name, fault in FAULTS.items() if fault.catalog in {"once", "twice"}]
 FAMILIES = sorted({name.partition("-")[0] for name in FAULTS if name not in {"silent", *WAITS}})
 
 
@@ -46,6 +48,21 @@ def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault
     assert all(strike.applied == (FAULTS[strike.fault].catalog in {"once", "twice"}) for strike in proxy.strikes)
     assert table.claims() == len(faults)
     assert table.table().schema().column_names == ["id", "v", *faults]
+    table.check()
+
+
+@pytest.mark.parametrize("fault", LANDED)
+def test_a_creation_that_landed_and_was_answered_badly_makes_one_table(proxy: FaultProxy, channel: Channels, fault: str) -> None:
+    table = channel(partition_by=(PartitionField("bucket", "id", 2),))
+    proxy.arm(fault)
+    assert table.sink.target, "made, and found"
+    assert [(strike.fault, strike.applied) for strike in proxy.strikes] == [(fault, True)]
+    made = table.table().metadata.table_uuid
+    table.claim()
+    table.publish({1: "a"})
+    table.publish({1: None, 2: "b"})
+    assert table.table().metadata.table_uuid == made
+    assert [str(field.transform) for field in table.table().spec().fields] == ["bucket[2]"]
     table.check()
 
 

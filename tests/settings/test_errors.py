@@ -23,6 +23,74 @@ def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("  → ")]
 
 
+@pytest.mark.parametrize(
+    ("source", "added", "expected"),
+    [
+        ("{}", "", "orders.yaml:3:3: source.iceberg.table: required, but missing"),
+        ("{table: orders}", "", 'orders.yaml:3:20: source.iceberg.table: "orders" has 1 parts'),
+        (
+            "{table: lakee.a.b}",
+            "",
+            'orders.yaml:3:20: source.iceberg.table: catalog "lakee" is not defined (did you mean "lake"?)',
+        ),
+        ("{table: lake.a.*}", "", 'orders.yaml:3:13: source.iceberg.table: "lake.a.*" is a pattern'),
+        ("{table: lake.a.b, strat: latest}", "", 'orders.yaml:3:30: source.iceberg.strat: unknown key (did you mean "start"?)'),
+        (
+            "{table: lake.a.b, start: newest}",
+            "",
+            "orders.yaml:3:37: source.iceberg.start: expected initial, latest, a snapshot or a",
+        ),
+        (
+            "{table: lake.a.b, start: {snapshot: x}}",
+            "",
+            'orders.yaml:3:48: source.iceberg.start.snapshot: expected a snapshot id, got "x"',
+        ),
+        (
+            "{table: lake.a.b, start: {timestamp: x}}",
+            "",
+            'orders.yaml:3:49: source.iceberg.start.timestamp: expected a time, got "x"',
+        ),
+        ("{table: lake.a.b, poll: 30}", "", "orders.yaml:3:36: source.iceberg.poll: expected a duration, got 30"),
+        ("{table: lake.a.b, batch: 1}", "", "orders.yaml:3:37: source.iceberg.batch: expected a size, got 1"),
+        (
+            "{table: lake.a.b}",
+            "epochs: {every: 10s}",
+            "orders.yaml:6:10: epochs.every: an iceberg source has one epoch per snapshot",
+        ),
+    ],
+)
+def test_a_mistake_in_a_table_that_is_followed_is_named_with_its_place(refused, source, added, expected):
+    found = refused(GOOD.replace("changefeed: {path: feed/}", f"iceberg: {source}") + added)
+    assert [line for line in lines(found) if line.startswith(expected)], found
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ("{lake.a.b: {sink: {iceberg: {table: lake.c.d}}}}", ""),
+        ("{lake.*: {sink: {iceberg: {table: lake.c.d}}}}", 'orders.yaml:4:10: tables.lake.*: "lake.*" is a pattern'),
+        ("{nolake.a.b: {sink: {iceberg: {table: lake.c.d}}}}", 'tables.nolake.a.b: catalog "nolake" is not defined'),
+    ],
+)
+def test_several_tables_that_are_followed(refused, tables, expected):
+    text = f"pipeline: orders\nsource:\n  iceberg: {{}}\ntables: {tables}\n"
+    if not expected:
+        settings = PipelineSettings.of({"pipeline": "p", "source": {"iceberg": {}}, "tables": {"lake.a.b": _sink("lake.c.d")}})
+        assert [target.source_table for target in settings.targets_for(())] == ["lake.a.b"]
+        return
+    assert expected in refused(text)
+
+
+def _sink(table: str) -> dict[str, object]:
+    return {"sink": {"iceberg": {"table": table}}}
+
+
+def test_a_table_cannot_follow_itself():
+    settings = PipelineSettings.of({"pipeline": "p", "source": {"iceberg": {"table": "lake.a.b"}}, **_sink("lake.a.b")})
+    with pytest.raises(ConfigError, match=r"lake\.a\.b would be its own target"):
+        settings.targets_for(())
+
+
 def test_the_example_of_the_contract(refused):
     text = refused("""\
         pipeline: orders
@@ -137,7 +205,6 @@ def test_a_mistake_in_the_sink_is_named_with_its_place(refused, sink, expected):
             "  kafka: {}",
             "orders.yaml:3:3: source.kafka: a kafka source is not available in this version",
         ),
-        ("  changefeed: {path: feed/}", "  iceberg: {}", "orders.yaml:3:3: source.iceberg: an iceberg source is not available"),
         ("  iceberg: {table: lake.shop.orders}", "  kafka: {}", "orders.yaml:5:3: sink.kafka: a kafka sink is not available"),
         (
             "  iceberg: {table: lake.shop.orders}",
@@ -255,7 +322,7 @@ def test_a_pipeline_needs_a_sink_or_tables(refused):
 
 
 def test_a_source_has_one_kind(refused):
-    assert "source: no kind is given (known: changefeed)" in refused(GOOD.replace("  changefeed: {path: feed/}", "  {}"))
+    assert "source: no kind is given (known: changefeed, iceberg)" in refused(GOOD.replace("  changefeed: {path: feed/}", "  {}"))
     assert "source.changefeed: expected a mapping, got nothing" in refused(GOOD.replace(" {path: feed/}", ""))
     assert "sink: must not be empty" in refused(GOOD.replace("  iceberg: {table: lake.shop.orders}", "  []"))
 

@@ -12,7 +12,7 @@ from pyiceberg.types import IcebergType, NestedField, StringType, UUIDType
 
 from icefront.core.epochs import Epoch
 from icefront.core.marks import START, Position
-from icefront.core.ports import LOGICAL, OP, WALL, Report
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Report
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.sources.changefeed import Changefeed
 
@@ -73,7 +73,7 @@ class Target:
 
     def _keep(self, changes: Iterable[dict[str, Any]], epoch: Epoch) -> None:
         seen = set()
-        for change in sorted(changes, key=lambda c: (c[WALL], c[LOGICAL], c["_order"])):
+        for change in sorted(changes, key=lambda c: (c[WALL], c[LOGICAL], c[ORDER])):
             key, at = tuple(change[k] for k in self.keys), Timestamp(change[WALL], change[LOGICAL])
             assert at in epoch
             if (key, at) not in seen:

@@ -13,7 +13,7 @@ import pytest
 from icefront.core.epochs import Epoch
 from icefront.core.errors import BadRow, Overcompacted
 from icefront.core.marks import START
-from icefront.core.ports import Report
+from icefront.core.ports import ORDER, Report
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.sources.changefeed import Changefeed
 from icefront.sources.changefeed_reader import ChangefeedReader, guess_keys
@@ -102,7 +102,7 @@ def test_many_chunks_give_the_same_changes(tmp_path: Path):
     assert len(tables) > 5
     changes = pa.concat_tables(tables)
     assert changes["id"].to_pylist() == list(range(50))
-    assert changes["_order"].to_pylist() == sorted(changes["_order"].to_pylist())
+    assert changes[ORDER].to_pylist() == sorted(changes[ORDER].to_pylist())
     assert isinstance(report, Report)
     assert report.counts["inside"] == 50
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch
-from icefront.core.ports import Report, Split
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Report, Split
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.kernels.net import net
 from icefront.spark.job import Work, _BlobStage, _MergeStage
 
 EPOCH = Epoch(ORIGIN, Timestamp(100))
-COLUMNS = ("k", "s", "_op", "_wall", "_logical", "_order")
+COLUMNS = ("k", "s", OP, WALL, LOGICAL, ORDER)
 TYPES = (pa.int64(), pa.int64(), pa.int8(), pa.int64(), pa.int32(), pa.int64())
 SCHEMA = pa.schema(list(zip(COLUMNS, TYPES, strict=True)))
 
@@ -72,7 +72,7 @@ changes = st.lists(
 
 def as_table(listed: Sequence[tuple[int, int, int, int]]) -> pa.Table:
     rows = [
-        {"k": k, "s": None if op < 0 else s, "_op": op, "_wall": wall, "_logical": 0, "_order": order}
+        {"k": k, "s": None if op < 0 else s, OP: op, WALL: wall, LOGICAL: 0, ORDER: order}
         for order, (k, s, op, wall) in enumerate(listed)
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

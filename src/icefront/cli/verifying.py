@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -14,7 +15,8 @@ from rich.text import Text
 from icefront.api import Pipeline
 from icefront.cli import show
 from icefront.cli.sessions import start_session
-from icefront.proof.verify import Comparison, Point, points
+from icefront.proof import replicas
+from icefront.proof.verify import Comparison, points
 from icefront.proof.verify import verify as compare_points
 
 DIFFERENT = 7
@@ -22,12 +24,19 @@ DIFFERENT = 7
 
 def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> None:
     pipeline = Pipeline.load(file)
-    chosen = points(pipeline, every_snapshot=every_snapshot)
     compared: list[Comparison] = []
-    if any(point.snapshot is not None for point in chosen):
+    if pipeline.settings.source.iceberg is not None:
+        pairs = replicas.points(pipeline, every_snapshot=every_snapshot)
+        anything, compare = any(pair.snapshot for pair in pairs), partial(replicas.verify, pipeline, chosen=pairs, shown=limit)
+        number = len(pairs)
+    else:
+        chosen = points(pipeline, every_snapshot=every_snapshot)
+        anything, compare = any(point.snapshot for point in chosen), partial(compare_points, pipeline, chosen=chosen, shown=limit)
+        number = len(chosen)
+    if anything:
         spark = start_session(pipeline, quiet=as_json)
         try:
-            compared += _with_progress(chosen, compare_points(pipeline, spark, chosen, limit), quiet=as_json)
+            compared += _with_progress(number, compare(spark=spark), quiet=as_json)
         finally:
             spark.stop()
     if as_json:
@@ -38,13 +47,13 @@ def verify(file: Path, *, every_snapshot: bool, limit: int, as_json: bool) -> No
         raise typer.Exit(DIFFERENT)
 
 
-def _with_progress(chosen: Sequence[Point], comparisons: Iterator[Comparison], *, quiet: bool) -> Iterator[Comparison]:
+def _with_progress(number: int, comparisons: Iterator[Comparison], *, quiet: bool) -> Iterator[Comparison]:
     if quiet or not sys.stderr.isatty():
         yield from comparisons
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("comparing", total=len(chosen))
+        task = progress.add_task("comparing", total=number)
         for comparison in comparisons:
             progress.update(task, advance=1, description=f"comparing {comparison.target}")
             yield comparison

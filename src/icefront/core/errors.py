@@ -14,6 +14,7 @@
         ├── SourceChanged      the source is not the one the mark was written for
         ├── Overcompacted      the source no longer has what comes next
         ├── NewerFormat        a mark or state file of a newer Icefront
+        ├── ClockBehind        the target's last commit is of the future
         ├── CommitUncertain    commits kept failing; nothing is known to be wrong
         └── StagedMismatch     a closed file changed, vanished or was reported twice unlike
 
@@ -108,6 +109,10 @@ class Overcompacted(Stopped):
 
 class NewerFormat(Stopped):
     """A mark, note or state file was written by a newer Icefront."""
+
+
+class ClockBehind(Stopped):
+    """The target's last commit is of the future, by this machine's clock: it takes no commit of ours before that time."""
 
 
 class CommitUncertain(Stopped):

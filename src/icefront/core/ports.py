@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
-OP = "_op"  # int8: 1 upsert, -1 delete (only the key columns are set then)
-WALL = "_wall"  # int64: the change's timestamp
-LOGICAL = "_logical"  # int32
-ORDER = "_order"  # int64: order within the source, for changes of one key at one timestamp
+# Names that no column has: each begins with a control character.
+OP = "\1op"  # int8: 1 upsert, -1 delete (only the key columns are set then)
+WALL = "\1wall"  # int64: the change's timestamp
+LOGICAL = "\1logical"  # int32
+ORDER = "\1order"  # int64: order within the source, for changes of one key at one timestamp
 CHANGE_COLUMNS = (OP, WALL, LOGICAL, ORDER)
 
 
@@ -54,13 +55,15 @@ class Split:
 class Wish:
     """A schema change that reading asks for: a new column, or a wider type for an existing one.
 
-    `type` is an Iceberg type as text. `where` says where it was seen first, e.g. file:line.
+    `type` is an Iceberg type as text. `where` says where it was seen first, e.g. file:line. A source that knows what a new column
+    was called before says so in `former`.
     """
 
     column: str
     type: str
     where: str
     widens: str | None = None
+    former: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,10 @@ class FencedOff:
 Outcome = Published | FencedOff
 
 
+MOVES = 100
+"""How often a mark may move under a claim before that gives up."""
+
+
 def claiming(
     pipeline: str, target: str, run: str, source: Identity, *, adopt: bool, retries: int
 ) -> Generator[Request, Answer, Mark]:
@@ -269,10 +273,19 @@ def claiming(
     The last to claim wins; whoever held the target before is refused from then on.
     """
     why = ""
-    for _ in range(retries + 1):
+    seen: Mark | None = None
+    attempts = failures = 0
+    while True:
         head = _head((yield Load()))
         if head.mark is not None and head.mark.writer.id == run:
             return head.mark
+        if attempts:
+            # A mark that others moved meanwhile is no failure of ours: an owner that catches up moves it with every epoch.
+            failures += head.mark == seen
+            if failures > retries or attempts > retries + MOVES:
+                raise CommitUncertain(f"could not claim {target} in {attempts} attempts; the last said: {why}", "run it again")
+        attempts += 1
+        seen = head.mark
         generation = head.mark.writer.generation + 1 if head.mark else 1
         claim = Claim(pipeline, target, Writer(run, generation), source, head.mark, adopt)
         # Refuse before sending where that is already certain: the errors name what to do.
@@ -287,10 +300,6 @@ def claiming(
             case NotLanded(why=why):
                 # Not a failure yet: a lost answer may hide our own success.
                 pass
-    head = _head((yield Load()))
-    if head.mark is not None and head.mark.writer.id == run:
-        return head.mark
-    raise CommitUncertain(f"could not claim {target} in {retries + 1} attempts; the last said: {why}", "run it again")
 
 
 def publishing(publication: Publication, *, retries: int) -> Generator[Request, Answer, Outcome]:

@@ -1,7 +1,7 @@
 """CockroachDB changefeed NDJSON → Arrow changes.
 
     lines that are all plain ─▶ `plain.py`; others:
-    lines ─ msgspec, typed ─▶ one struct per line ─▶ those inside the epoch ─▶ one list per column ─▶ Arrow columns + _op, …
+    lines ─ msgspec, typed ─▶ one struct per line ─▶ those inside the epoch ─▶ one list per column ─▶ Arrow columns + operation, …
               │ does not fit
               └▶ lines of other epochs put aside ─▶ line by line: a wish for the schema, a column to be read otherwise, or BadRow
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql.types import StructType
 
-from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
+from icefront.core.errors import ClockBehind, ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
@@ -42,6 +43,9 @@ CATALOG_RACES = 2
 JAVA_ERRORS = (Py4JError, CapturedException)
 _PAUSE = 0.1
 """At most so many seconds between a conflict and the next attempt: two writers in step must not stay in step."""
+
+_CLOCKS_DIFFER = 60_000
+"""By so many milliseconds Iceberg lets a commit be older than the one before it."""
 
 
 class LazyHead(Head):
@@ -186,6 +190,9 @@ class Gateway:
         self.expressions = iceberg.expressions.Expressions
         self.identifier = iceberg.catalog.TableIdentifier
         self.namespace = iceberg.catalog.Namespace
+        self.at_once = iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
+        """Runs what it is given in the same thread. Of its thread pools Iceberg asks every 10 ms whether they are done: half of a commit."""
+        self.clock = jvm.java.lang.System
 
     def catalog(self, name: str) -> JavaObject:
         # Spark looks catalogs up through the thread's own session, and a new thread has none.
@@ -355,6 +362,7 @@ class JavaTable:
         except JAVA_ERRORS as error:
             if java_class(error).endswith("CommitFailedException"):
                 return False
+            self._check_clock(error)
             if not isinstance(failed := translate(error), ConnectionFailed):
                 raise failed from error
             log.warning("the catalog did not confirm a change; looking", table=self.name, error=failed.fact)
@@ -406,6 +414,7 @@ class JavaTable:
                 self._swap(transaction)
                 return self._find(pipeline, mark, attempt)
             except JAVA_ERRORS as error:
+                self._check_clock(error)
                 answer = fence.judge(error)
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
@@ -418,6 +427,7 @@ class JavaTable:
         transaction = self.table.newTransaction()
         fence.transaction = transaction
         update = self._snapshot_update(transaction, files)
+        update.scanManifestsWith(self.gateway.at_once)
         update.validateWith(fence)
         for key, value in entries.items():
             update.set(key, value)
@@ -427,6 +437,18 @@ class JavaTable:
             remembered.set(key, value)
         remembered.commit()
         return transaction
+
+    def _check_clock(self, error: Exception) -> None:
+        """Say so when a change cannot even be built for its time: Iceberg only says that a log is not sorted."""
+        if not java_class(error).endswith(("IllegalArgumentException", "ValidationException")):
+            return
+        last, now = self.metadata().lastUpdatedMillis(), self.gateway.clock.currentTimeMillis()
+        if last - now > _CLOCKS_DIFFER:
+            raise ClockBehind(
+                f"the last commit to {self.name} is of {_moment(last)}, the clock here says {_moment(now)}: "
+                f"{timedelta(seconds=(last - now) // 1000)} behind",
+                "set the clock that is wrong, or wait: a commit may be a minute older than the one before it, no more",
+            ) from error
 
     def _swap(self, transaction: JavaObject) -> None:
         """Send a change to the catalog, once: its compare-and-swap and nothing around it.
@@ -440,7 +462,9 @@ class JavaTable:
         """Find our snapshot: by now the table's newest may already be somebody else's."""
         ancestors = self.head(pipeline).ancestors
         found = next((a for a in ancestors if a.epoch_id == mark.epoch_id and a.writer == mark.writer), None)
-        return Landed(found.snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
+        return (
+            Landed(found.snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
+        )
 
     def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile]) -> JavaObject:
         """Choose the operation: an empty row delta would be an `overwrite`, so it is an append."""
@@ -574,6 +598,10 @@ def said(error: Exception) -> str:
 
 def _words(thrown: JavaObject) -> str:
     return f"{thrown.getClass().getSimpleName()}: {_line(str(thrown.getMessage()))}"
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds // 1000, UTC).isoformat(" ")
 
 
 def _line(text: str) -> str:

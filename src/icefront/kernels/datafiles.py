@@ -23,9 +23,11 @@ from pyiceberg.table.name_mapping import NameMapping
 from pyroaring import BitMap64
 
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
+from icefront.iceberg.statediff import FileChange
 from icefront.kernels.codes import encode
 
 BATCH_ROWS = 128 * 1024
+LEFT, CAME = 0, 1
 _FRAME = 8  # before a vector's bitmap: its length and a magic number, four bytes each
 _CRC = 4
 
@@ -89,6 +91,19 @@ class Files:
         for ids, together in by_columns.items():
             self._bury(dead, file, ids, together)
         return dead
+
+    def moved(self, change: FileChange) -> Iterator[tuple[int, Mask | None]]:
+        """Say which rows of a file `LEFT`, and which `CAME`; None: all of them."""
+        if change.before is None or change.after is None:
+            side, deletes = (CAME, change.after) if change.before is None else (LEFT, change.before)
+            yield side, ~self.dead(change.file, deletes) if deletes else None
+            return
+        # Deletes on both sides hold before and after: what they say cannot differ, and is only needed to tell the rest.
+        before, after = self.dead(change.file, change.before), self.dead(change.file, change.after)
+        if (left := after & ~before).any():
+            yield LEFT, left
+        if (came := before & ~after).any():
+            yield CAME, came
 
     # ── deletes ────────────────────────────────────────────────────────────────────────────
     def _vector(self, delete: DeleteEntry) -> Any:

@@ -1,7 +1,7 @@
 """Netting: one final change per key and epoch; and the way of changes between workers.
 
 An equality delete does not touch rows of its own snapshot, so an epoch must not carry two changes of one key. The last one is by
-(_wall, _logical, _order), wherever and in whatever order the changes come in.
+(wall, logical, order), wherever and in whatever order the changes come in.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _in_order(changes: pa.Table, codes: Codes, rows: Codes, sequence_by: str | N
     contenders = changes.select([c for c in (OP, WALL, LOGICAL, ORDER, sequence_by) if c]).take(pa.array(rows))
     op, wall, logical, order = (contenders[c].to_numpy() for c in (OP, WALL, LOGICAL, ORDER))
     code = codes[rows]
-    # _op comes last: even changes that claim the same place are told apart the same way everywhere.
+    # The operation comes last: even changes that claim the same place are told apart the same way everywhere.
     by_source = np.lexsort((op, order, logical, wall, code))
     if sequence_by is None:
         return by_source

@@ -40,6 +40,8 @@ At = tuple[int, int]
 FOREIGN = 10**15
 FOREIGN_ROWS = "foreign.rows"
 """The summary entry in which a foreign writer names the keys that it appends, separated by commas."""
+FOREIGN_REMOVED = "foreign.removed"
+"""The same for those keys of its own that it deletes again."""
 _SHOWN = 3
 
 
@@ -194,9 +196,11 @@ class Checker:
         """Check one snapshot against the one before it, and its rows against the feed."""
         said = dict(snapshot.summary.additional_properties) if snapshot.summary else {}
         where = f"snapshot {snapshot.snapshot_id}"
-        theirs = frozenset(int(key) for key in said.get(FOREIGN_ROWS, "").split(",") if key)
+        appended, removed = (
+            frozenset(map(int, filter(None, said.get(name, "").split(",")))) for name in (FOREIGN_ROWS, FOREIGN_REMOVED)
+        )
         if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
-            self._passed[snapshot.snapshot_id] = _Passed(before.frontier, before.foreign | theirs)
+            self._passed[snapshot.snapshot_id] = _Passed(before.frontier, (before.foreign | appended) - removed)
             return
         frontier = _at(said["icefront.frontier"])
         self._passed[snapshot.snapshot_id] = _Passed(frontier, before.foreign)

@@ -146,13 +146,40 @@ def _raised(scene: Scene) -> bool:
 @_in(LIVES, "jvm-killed", "a run's JVM is killed, in the middle of a commit or a job")
 def _jvm_killed(scene: Scene) -> bool:
     driver = scene.begin({}, stops=STOPS)
+    killed = False
 
     def kill() -> None:
-        if (jvm := driver.jvm()) is not None:
-            os.kill(jvm, signal.SIGKILL)
+        nonlocal killed
+        killed = _kill(driver.jvm())
 
-    scene.follow(driver, STOPS, last=kill)
-    scene.expect(driver, UNEXPECTED, ConnectionFailed.exit_code)
+    if not scene.follow(driver, STOPS, last=kill):
+        scene.expect(driver)
+    scene.expect(driver, ConnectionFailed.exit_code)
+    return killed
+
+
+@_in(LIVES, "worker-killed", "a Python worker of the run's Spark is killed in the middle of a task, which Spark tries again")
+def _worker_killed(scene: Scene) -> bool:
+    driver = scene.begin({"write.before": f"pause@{scene.passing('write.before')}"}, stops=0)
+    if not scene.follow(driver, 1, leave=True):
+        scene.expect(driver)
+    before = driver.worker_times()
+    driver.wake()
+    killed = _kill(driver.busy_worker(before))
+    if driver.code is None:
+        os.kill(driver.pid, signal.SIGTERM)
+    scene.expect(driver, 0)
+    return killed
+
+
+def _kill(pid: int | None) -> bool:
+    """Kill a process, and say whether it was there to be killed."""
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
     return True
 
 
@@ -264,14 +291,6 @@ def _staged_lost(scene: Scene) -> bool:
     return True
 
 
-@_in(BLOWS, "worker-killed", "a Python worker of the run's Spark is killed")
-def _worker_killed(scene: Scene) -> bool:
-    workers = scene.running.workers() if scene.running and scene.running.code is None else ()
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    return bool(workers)
-
-
 @_in(BLOWS, "foreign-append", "another program appends rows with keys of its own")
 def _foreign_append(scene: Scene) -> bool:
     key = FOREIGN + next(scene.foreign)
@@ -297,7 +316,9 @@ def _manifests(scene: Scene) -> bool:
 def _expiry(scene: Scene) -> bool:
     keep = scene.rng.randint(1, 3)
     scene.check()  # what expires now is seen for the last time
-    return _procedure(scene, "expire_snapshots", f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}")
+    before = scene.snapshots()
+    done = _procedure(scene, "expire_snapshots", f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}")
+    return done and not before <= scene.snapshots()
 
 
 def _procedure(scene: Scene, name: str, *arguments: str) -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.sessions import Process, kill_session, look, processes, watch
+from icefront.proof.sessions import Process, kill_session, look, processes, processor_time, watch
 from icefront.spark.jars import cache_folder
 from icefront.spark.java import require_java
 from icefront.testing.feeds import ORDERS, Feed, FeedTable
@@ -34,7 +34,15 @@ PATIENCE = 240.0
 """Seconds after which a process that should have done something by now is taken to hang."""
 PROGRAM = (sys.executable, "-m", "icefront")
 _POLL = 0.05
-_SMALL = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+_TASK = 0.005
+"""How often to look at something that lasts as long as a task."""
+# Epochs of a handful of rows: to compile code for them takes longer than to do without.
+_SMALL = {
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 # One compiler and one collector: such a process lives for seconds, on a machine that runs several.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -104,12 +112,20 @@ class Driver:
 
     def wait_until_stopped(self, timeout: float = PATIENCE) -> Self:
         """Wait until it stands still, paused by a failpoint or by us."""
+        if not self.stops(timeout):
+            self.fail(f"it was not paused: exit {self.code}")
+        return self
+
+    def stops(self, timeout: float = PATIENCE) -> bool:
+        """Wait until it stands still; False when it ends instead."""
         deadline = time.monotonic() + timeout
         while not self.is_stopped:
-            if self.code is not None or time.monotonic() > deadline:
-                self.fail(f"it was not paused: {f'exit {self.code}' if self.code is not None else 'it still runs'}")
+            if self.code is not None:
+                return False
+            if time.monotonic() > deadline:
+                self.fail("it was not paused: it still runs")
             time.sleep(_POLL)
-        return self
+        return True
 
     @property
     def is_stopped(self) -> bool:
@@ -146,6 +162,19 @@ class Driver:
         session = list(self._session())
         daemons = {p.pid for p in session if p.parent == self.jvm()}
         return [p.pid for p in session if p.parent in daemons]
+
+    def worker_times(self) -> Mapping[int, int]:
+        """How long each of its Python workers has used the processor: one that waits for a task uses none."""
+        return {pid: processor_time(pid) for pid in self.workers()}
+
+    def busy_worker(self, before: Mapping[int, int], timeout: float = 60.0) -> int | None:
+        """Wait for a worker that is in the middle of a task: it has used the processor since. None when the driver ends first."""
+        deadline = time.monotonic() + timeout
+        while self.code is None and time.monotonic() < deadline:
+            if busy := [pid for pid, used in self.worker_times().items() if used > before.get(pid, 0)]:
+                return busy[0]
+            time.sleep(_TASK)
+        return None
 
     def _session(self) -> Iterator[Process]:
         return (p for p in processes() if p.session == self.pid and p.pid != self.pid and p.lives)

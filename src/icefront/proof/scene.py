@@ -177,6 +177,11 @@ class Scene:
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
 
+    def snapshots(self) -> frozenset[int]:
+        """Name the snapshots that the table has now."""
+        table = self.load()
+        return frozenset(snapshot.snapshot_id for snapshot in table.metadata.snapshots) if table else frozenset()
+
     def _read(self, snapshot: int) -> Sequence[Row]:
         self.lake.spark.catalog.refreshTable(self.table)
         frame = self.lake.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {snapshot}")  # noqa: S608 — our own names
@@ -289,7 +294,18 @@ class Scene:
             driver.wake()
         for driver in list(overtaken):
             self.old.remove(driver)
+            self._look_until_end(driver)
             self.expect(driver, FENCED)
+
+    def _look_until_end(self, driver: Driver) -> None:
+        """Look at everything while an overtaken run may do harm: one that is not refused goes on for ever."""
+
+        def ended() -> bool:
+            self.check()
+            return driver.code is not None
+
+        with suppress(Unexpected):
+            wait_until(ended)
 
     def expect(self, driver: Driver, *codes: int) -> None:
         """Wait for a run's end, which must be one of these."""

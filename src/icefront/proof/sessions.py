@@ -49,6 +49,15 @@ def look(pid: int) -> Process | None:
     return Process(pid, int(parent), int(session), state, head.partition("(")[2])
 
 
+def processor_time(pid: int) -> int:
+    """Return how long a process has used a processor, in the system's ticks; 0 when there is none of this id."""
+    try:
+        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(rest[11]) + int(rest[12])
+
+
 def kill_session(leader: int) -> None:
     """Kill all that a session leader started, itself too: also what is frozen, or has left its group."""
     while found := [p for p in processes() if p.session == leader and p.lives]:

@@ -12,7 +12,7 @@ from icefront.settings.pipeline import (
     Target,
     Write,
 )
-from icefront.settings.project import Catalog, Changefeed, Project, Source, Spark
+from icefront.settings.project import Catalog, Changefeed, IcebergSource, Project, Source, Spark
 from icefront.settings.secrets import Secret, reveal
 from icefront.settings.values import Duration, PartitionBy, Size
 
@@ -23,6 +23,7 @@ __all__ = [
     "Duration",
     "Epochs",
     "IcebergSink",
+    "IcebergSource",
     "PartitionBy",
     "PipelineSettings",
     "Project",

@@ -15,6 +15,8 @@ def key_columns(settings: PipelineSettings, target: Target, own: Sequence[str] |
     """
     if not target.keys or own is None:
         return own or target.keys or ()
+    if settings.source.iceberg is not None:
+        return target.keys  # a table's deletes are whole rows: any columns may tell them apart
     if set(target.keys) != set(own):
         raise settings.problem(
             (*target.path[:-2], "keys"),
@@ -24,8 +26,13 @@ def key_columns(settings: PipelineSettings, target: Target, own: Sequence[str] |
     return own
 
 
-def keys_unknown(target: Target) -> ConfigError:
-    """Word the error of an upsert without a key."""
+def keys_unknown(target: Target, kind: str = "changefeed") -> ConfigError:
+    """Word the error of an upsert without a key, by the kind of source."""
+    if kind == "iceberg":
+        return ConfigError(
+            f"table {target.source_table} has no identifier fields, and no keys are named",
+            f"name them: `keys: [id]`; or ALTER TABLE {target.source_table} SET IDENTIFIER FIELDS id; or write `mode: append`",
+        )
     return ConfigError(
         f"the key columns of {target.source_table} are not known: the feed carries key values without names",
         "name them: `keys: [id]`; or write `mode: append`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -393,10 +393,13 @@ class PipelineSettings(Part):
         yield from _partitions_fit_columns(data)
         yield from _upsert_needs_keys(data)
         yield from _known_catalogs(data)
+        yield from _followed_tables(data)
 
     @property
     def minting(self) -> Minting:
-        return self.epochs.minting()
+        """When epochs end. Of a table's snapshots each is one, published before the next is written: in the schema that it has."""
+        minting = self.epochs.minting()
+        return minting if self.source.iceberg is None else replace(minting, every=None, in_flight=1)
 
     def targets_for(self, table_names: Sequence[str]) -> tuple[Target, ...]:
         """Say which source table goes to which targets, given the tables that the source shows.
@@ -435,9 +438,9 @@ class PipelineSettings(Part):
                 yield from self._targets(name, self.tables[key], ("tables", key))
 
     def _single(self, table_names: Sequence[str]) -> Sequence[str]:
-        feed = self.source.changefeed
-        if feed is not None and feed.table is not None:
-            return [feed.table]
+        named = self.source.changefeed or self.source.iceberg
+        if named is not None and named.table is not None:
+            return [named.table]
         if len(table_names) > 1:
             raise self.problem(
                 ("source",),
@@ -448,6 +451,9 @@ class PipelineSettings(Part):
 
     def _targets(self, name: str, table: TableSettings, path: Loc) -> Iterator[Target]:
         for i, sink in enumerate(table.sink):
+            if self.source.iceberg is not None and sink.target.named(name).table == name:
+                fact = f"{name} would be its own target"
+                raise self.problem((*path, "sink", i, "iceberg", "table"), fact, "name another table")
             yield Target(
                 source_table=name,
                 sink=self._sink_for(name, sink.target, (*path, "sink", i)),
@@ -482,6 +488,47 @@ def _known_catalogs(data: Mapping[str, Any]) -> Iterator[Found]:
         if name and "." in str(table) and name not in catalogs:
             fact = f"catalog {describe(name)} is not defined{closest(name, catalogs)}"
             yield (*loc, "table"), Problem(fact, "define it under catalogs in icefront.yaml")
+
+
+def _followed_tables(data: Mapping[str, Any]) -> Iterator[Found]:
+    """Check which tables a source of kind iceberg follows, and in which catalogs they are."""
+    project = data.get("project")
+    source = data.get("source")
+    if isinstance(source, str):
+        source = project.sources.get(source) if isinstance(project, Project) else None
+    iceberg = _get(source, "iceberg")
+    if iceberg is None:
+        return
+    catalogs = project.catalogs if isinstance(project, Project) else {"lake": None}
+    table, tables = _get(iceberg, "table"), data.get("tables")
+    listed = [*tables] if isinstance(tables, Mapping) else []
+    if table is not None and listed:
+        fact = "source.iceberg.table and tables exclude each other"
+        yield ("source", "iceberg", "table"), Problem(fact, "keep one of them", on_key=True, hides=False)
+    elif table is None and not listed:
+        step = "write catalog.namespace.table, or list several under tables"
+        yield ("source", "iceberg", "table"), Problem("required, but missing", step, on_key=True, hides=False)
+    for name, loc in [(table, ("source", "iceberg", "table")), *((name, ("tables", name)) for name in listed)]:
+        if isinstance(name, str) and (problem := _not_followed(name, catalogs)) is not None:
+            yield loc, problem
+    every = _get(data.get("epochs"), "every")
+    if isinstance(data.get("epochs"), Mapping) and every not in {None, "resolved"}:
+        fact = "an iceberg source has one epoch per snapshot"
+        yield ("epochs", "every"), Problem(fact, "leave it out, or write resolved", on_key=True, hides=False)
+
+
+def _not_followed(name: str, catalogs: Iterable[str]) -> Problem | None:
+    if is_pattern(name):
+        return Problem(f"{describe(name)} is a pattern", "name each source table by itself", on_key=True, hides=False)
+    try:
+        check_table_name(name)
+    except Problem as problem:
+        return problem
+    catalog = name.split(".", maxsplit=1)[0]
+    if catalog not in set(catalogs):
+        fact = f"catalog {describe(catalog)} is not defined{closest(catalog, catalogs)}"
+        return Problem(fact, "define it under catalogs in icefront.yaml")
+    return None
 
 
 def _all_sinks(data: Mapping[str, Any]) -> Iterator[tuple[Loc, Any]]:

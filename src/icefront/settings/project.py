@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
 
 from icefront.core.errors import ConfigError
 from icefront.settings.part import Found, Part, Properties, folder_of
-from icefront.settings.problems import Problem, closest, describe, unavailable, unknown_key
+from icefront.settings.problems import Problem, closest, describe, failure, unavailable, unknown_key
 from icefront.settings.secrets import has_password, reveal
-from icefront.settings.values import Duration
+from icefront.settings.values import Duration, Size, check_table_name
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
@@ -175,17 +176,91 @@ class Changefeed(Part):
     )
 
 
+Start = str | int | datetime
+"""Where a reader of a table begins: `initial`, `latest`, after a snapshot, after what was current at a time."""
+
+
+def _start(value: Any) -> Start:
+    """Read where to begin; once read, a snapshot is its number and a time is a time."""
+    if isinstance(value, datetime) or (isinstance(value, str) and value in {"initial", "latest"}):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping) or len(value) != 1 or not {*value} <= {"snapshot", "timestamp"}:
+        raise Problem(
+            f"expected initial, latest, a snapshot or a timestamp, got {describe(value)}",
+            'write initial, latest, {snapshot: 123} or {timestamp: "2026-01-31T12:00:00Z"}',
+        )
+    ((kind, given),) = value.items()
+    if kind == "snapshot":
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            wrong = Problem(f"expected a snapshot id, got {describe(given)}", "write digits, without quotes")
+            raise failure("start", [((kind,), wrong)])
+        return int(given)
+    try:
+        return given if isinstance(given, datetime) else datetime.fromisoformat(str(given))
+    except ValueError:
+        wrong = Problem(f"expected a time, got {describe(given)}", 'write it as "2026-01-31T12:00:00Z"')
+        raise failure("start", [((kind,), wrong)]) from None
+
+
+def _print_start(start: Start) -> object:
+    match start:
+        case int():
+            return {"snapshot": start}
+        case datetime():
+            return {"timestamp": start.isoformat()}
+    return start
+
+
+_START_SCHEMA = {
+    "anyOf": [
+        {"enum": ["initial", "latest"]},
+        {
+            "type": "object",
+            "properties": {"snapshot": {"type": "integer"}},
+            "required": ["snapshot"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"timestamp": {"type": "string"}},
+            "required": ["timestamp"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
+class IcebergSource(Part):
+    """Snapshots of an Iceberg table, whatever writes it."""
+
+    table: Annotated[str, AfterValidator(check_table_name)] | None = Field(
+        default=None, description="`catalog.namespace.table`. Not needed when `tables` names them."
+    )
+    start: Annotated[Start, PlainValidator(_start), PlainSerializer(_print_start), WithJsonSchema(_START_SCHEMA)] = Field(
+        default="initial",
+        description="Where a new target begins. `initial`: with all rows that the table has now. `latest`: with what changes from now on. "
+        "`{snapshot: ID}`, `{timestamp: …}`: with what changed after that snapshot, or after the one that was current then.",
+    )
+    poll: Duration = Field(default=Duration(30 * 10**9), description="How often to look for new snapshots.")
+    batch: Size = Field(
+        default=Size(4 * 2**30), description="The rows of `initial` come in epochs of about so many bytes of files."
+    )
+
+
 class Kinds(Part):
     """A mapping with exactly one key: the kind."""
 
     @classmethod
     def cross_check(cls, data: Mapping[str, Any]) -> Iterable[Found]:
         given = [key for key in data if key in cls.known_keys()]
-        if len(given) > 1:
-            yield (given[1],), Problem(f"two kinds are given, {given[0]} and {given[1]}", "keep one", on_key=True, hides=False)
+        told = [key for key in given if data[key] is not None]
+        if len(told) > 1:
+            yield (told[1],), Problem(f"two kinds are given, {told[0]} and {told[1]}", "keep one", on_key=True, hides=False)
         elif not data:
             yield (), Problem(f"no kind is given{closest('', [*cls.known_keys()])}", "see docs/configuration.md for an example")
-        elif given and data[given[0]] is None:
+        elif given and not told:
             yield (given[0],), Problem("expected a mapping, got nothing", "write {key: value}")
 
     @property
@@ -196,9 +271,10 @@ class Kinds(Part):
 class Source(Kinds):
     """Where changes come from; one kind."""
 
-    UNAVAILABLE: ClassVar[Mapping[str, str]] = {"kafka": "a kafka source", "iceberg": "an iceberg source"}
+    UNAVAILABLE: ClassVar[Mapping[str, str]] = {"kafka": "a kafka source"}
 
     changefeed: Changefeed | None = Field(default=None, description="A CockroachDB changefeed in files.")
+    iceberg: IcebergSource | None = Field(default=None, description="The changes of an Iceberg table.")
 
 
 class Spark(Part):

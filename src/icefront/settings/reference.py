@@ -27,7 +27,7 @@ from icefront.settings.pipeline import (
     TableSettings,
     Write,
 )
-from icefront.settings.project import Catalog, Changefeed, Project, Source, Spark
+from icefront.settings.project import Catalog, Changefeed, IcebergSource, Project, Source, Spark, Start
 from icefront.settings.secrets import Secret
 from icefront.settings.values import Duration, PartitionBy, Size
 
@@ -43,6 +43,7 @@ PIPELINE_EXAMPLE = """\
 pipeline: orders
 source:                                      # inline, or the name of one in icefront.yaml
   changefeed: {path: feed/}                  # or s3://…; NDJSON and .RESOLVED files
+  # iceberg: {table: lake.shop.orders, start: initial, poll: 30s}   # initial | latest | {snapshot: …} | {timestamp: …}
 keys: [id]                                   # default: the source's own key
 mode: upsert                                 # or append
 columns: {id: bigint, amount: "decimal(12,2)", created_at: timestamptz}
@@ -79,6 +80,7 @@ _SECTIONS: dict[str, tuple[tuple[str, type[Part]], ...]] = {
     "The pipeline file": (
         ("", PipelineSettings),
         ("source.changefeed", Changefeed),
+        ("source.iceberg", IcebergSource),
         ("sink", Sink),
         ("sink.iceberg", IcebergSink),
         ("tables.<table>", TableSettings),
@@ -99,6 +101,7 @@ _WORDS: dict[Any, str] = {
     PartitionBy: "partition field",
     IcebergType: "type",
     Secret: "secret",
+    Start: "`initial`, `latest` or mapping",
 }
 _DEFAULTS: dict[tuple[str, type[Part]], str] = {
     ("catalogs", Project): "`lake: {type: sqlite, path: .icefront}`",
@@ -126,7 +129,7 @@ repository or of the file system. Without one, its defaults hold, relative to th
 
 ## Known, but not available in this version
 
-`source.kafka`, `source.iceberg`, `sink.kafka`, `sink.opensearch`, `write.publish: settled`, `bad_rows: {reject: …}`, `upkeep: {…}` with
+`source.kafka`, `sink.kafka`, `sink.opensearch`, `write.publish: settled`, `bad_rows: {reject: …}`, `upkeep: {…}` with
 conditions of its own, and `state: postgresql://…` are refused with exactly these words and their place in the file.
 
 ## In Python

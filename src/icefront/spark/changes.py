@@ -23,11 +23,10 @@ from pyiceberg.schema import Schema
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from icefront.iceberg.live import DataEntry
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels.changelog import CHANGE_TYPE, Diff, cancel, changes, hashes
 from icefront.kernels.codes import groups
-from icefront.kernels.datafiles import Files, Layout, project
+from icefront.kernels.datafiles import LEFT, Files, Layout, project
 from icefront.kernels.net import from_blob, to_blob
 from icefront.spark.session import for_jobs, ship_package
 
@@ -42,7 +41,6 @@ OUTPUT = (
     StructField(SNAPSHOT, LongType(), nullable=False),
     StructField(TIMESTAMP, TimestampType(), nullable=False),
 )
-_LEFT, _CAME = 0, 1
 _BLOBS = StructType(
     [
         StructField("partition", IntegerType()),
@@ -181,9 +179,7 @@ class _Apart:
                 for ordinal, found in self.items[number]:
                     for side, rows in _sides(self.plan, ordinal, found):
                         empty = rows.slice(0, 0)
-                        yield from self.plan.finished(
-                            changes(Diff(*((rows, empty) if side == _LEFT else (empty, rows)))), ordinal
-                        )
+                        yield from self.plan.finished(changes(Diff(*((rows, empty) if side == LEFT else (empty, rows)))), ordinal)
 
 
 @dataclass(frozen=True)
@@ -238,22 +234,6 @@ def _sides(plan: Plan, ordinal: int, found: Sequence[FileChange]) -> Iterator[tu
     """Read the rows that left files and those that came into them."""
     schema = plan.schema(ordinal)
     for change in found:
-        for side, wanted in _wanted(plan.files, change):
+        for side, wanted in plan.files.moved(change):
             for _, batch in plan.files.rows(change.file, schema, wanted):
                 yield side, pa.Table.from_batches([batch])
-
-
-def _wanted(files: Files, change: FileChange) -> Iterator[tuple[int, Any]]:
-    """Say which rows of a file left, and which came; None: all of them."""
-    file: DataEntry = change.file
-    if change.before is None or change.after is None:
-        side, deletes = (_CAME, change.after) if change.before is None else (_LEFT, change.before)
-        dead = files.dead(file, deletes) if deletes else None
-        yield side, None if dead is None else ~dead
-        return
-    # Deletes on both sides hold before and after: what they say cannot differ, and is only needed to tell the rest.
-    before, after = files.dead(file, change.before), files.dead(file, change.after)
-    if (left := after & ~before).any():
-        yield _LEFT, left
-    if (came := before & ~after).any():
-        yield _CAME, came

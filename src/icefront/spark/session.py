@@ -117,7 +117,9 @@ def living(spark: SparkSession) -> Iterator[None]:
 def _is_unheard(error: BaseException | None) -> bool:
     """Say whether this, or what it came from, is a call that Java did not answer."""
     while error is not None:
-        if isinstance(error, ConnectionError | EOFError) or (isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)):
+        if isinstance(error, ConnectionError | EOFError) or (
+            isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -96,6 +96,9 @@ def _described(look: Look) -> str:
 
 # ── the source ─────────────────────────────────────────────────────────────────────────────
 def _source(look: Look) -> Iterator[Finding]:
+    if look.follows:
+        yield from _followed(look)
+        return
     where = look.source.store.where()
     tables = look.source_tables
     cuts = look.source.observe(START, tables).cuts
@@ -107,6 +110,14 @@ def _source(look: Look) -> Iterator[Finding]:
     else:
         newest = human_time(cuts[-1].frontier)
         yield _ok("source", f"{where}: tables {', '.join(tables)}; {len(cuts)} resolved timestamps, the newest {newest}")
+
+
+def _followed(look: Look) -> Iterator[Finding]:
+    for target in look.targets:
+        metadata = look.following(target).metadata
+        current = metadata.current_snapshot_id
+        fact = f"{target.source_table}: format {metadata.format_version}, {len(metadata.snapshots)} snapshots"
+        yield _ok("source", f"{fact}, the current one {current}" if current is not None else f"{fact}: it is empty")
 
 
 # ── a target ───────────────────────────────────────────────────────────────────────────────
@@ -139,7 +150,7 @@ def _checked_keys(look: Look, target: Target) -> Sequence[str]:
     if target.mode_with(keys) == "append":
         return ()
     if not keys and target.source_table in look.source_tables:
-        raise keys_unknown(target)
+        raise keys_unknown(target, look.settings.source.kind)
     return keys
 
 
@@ -216,7 +227,8 @@ def _ownership(look: Look, target: Target, table: Table) -> Iterator[Finding]:
             yield _error(target.name, NotOurs(fact, "`icefront run --adopt` takes the table over; or name another table"))
         return
     check_lineage(head, head.mark)
-    observation = look.source.observe(head.mark.position, [target.source_table])
-    check_resume(head.mark, look.source.identity(), observation.earliest)
+    source = look.source_of(target)
+    observation = source.observe(head.mark.position, [target.source_table])
+    check_resume(head.mark, source.identity(), observation.earliest)
     when = human_time(head.mark.frontier) or "the beginning"
-    yield _ok(target.name, f"a run goes on from {when}, {len(observation.cuts)} resolved timestamps behind")
+    yield _ok(target.name, f"a run goes on from {when}, {look.count(len(observation.cuts))} behind")

@@ -15,13 +15,16 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from icefront.api import Pipeline
-from icefront.core.errors import ConnectionFailed
+from icefront.changes import View
+from icefront.core.errors import ConfigError, ConnectionFailed
 from icefront.core.marks import START, Mark
+from icefront.core.ports import Source
 from icefront.core.protocol import Head
 from icefront.iceberg import summary
 from icefront.settings import PipelineSettings, Target
 from icefront.settings.keys import key_columns
 from icefront.sources.changefeed import Changefeed
+from icefront.sources.iceberg import IcebergSource
 
 _PIPELINE_KEY = re.compile(r"^pipeline\s*:", re.MULTILINE)
 
@@ -38,6 +41,7 @@ class Look:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._catalogs: dict[str, Catalog | None] = {}
+        self._following: dict[str, IcebergSource] = {}
 
     @property
     def settings(self) -> PipelineSettings:
@@ -47,24 +51,47 @@ class Look:
     def source(self) -> Changefeed:
         return self.pipeline.source()
 
+    @property
+    def follows(self) -> bool:
+        """Say whether the source is a table, whose every snapshot is an epoch."""
+        return self.settings.source.iceberg is not None
+
+    def count(self, cuts: int) -> str:
+        """Put a number of cuts into words."""
+        return f"{cuts or 'no'} {'epoch' if self.follows else 'resolved timestamp'}{'' if cuts == 1 else 's'}"
+
+    def source_of(self, target: Target) -> Source:
+        """Return the source as this target reads it."""
+        return self.following(target) if self.follows else self.source
+
+    def following(self, target: Target) -> IcebergSource:
+        """Return the table that a target follows, as it reads it."""
+        if target.name not in self._following:
+            self._following[target.name] = self.pipeline.following(target, _Followed(self, target.source_table))
+        return self._following[target.name]
+
     @cached_property
     def source_tables(self) -> Sequence[str]:
-        return self.source.tables(START)
+        return [target.source_table for target in self.targets] if self.follows else self.source.tables(START)
 
     @cached_property
     def targets(self) -> Sequence[Target]:
-        return self.settings.targets_for(self.source_tables)
+        return self.settings.targets_for(() if self.follows else self.source_tables)
 
     def keys(self, target: Target) -> Sequence[str]:
         """Name the key columns in the order in which the source says their values."""
-        return key_columns(self.settings, target, self.source.keys(target.source_table))
+        return key_columns(self.settings, target, self.source_of(target).keys(target.source_table))
 
     def table(self, target: Target) -> Table | None:
         """Load a target's table; None when it does not exist. Raises ConnectionFailed when the catalog does not answer."""
-        name = target.sink.catalog
+        return self.load(target.name)
+
+    def load(self, table: str) -> Table | None:
+        """Load a table by its full name; None when it does not exist."""
+        name, *identifier = table.split(".")
         try:
             catalog = self._catalog(name)
-            return catalog.load_table(target.sink.identifier) if catalog else None
+            return catalog.load_table(tuple(identifier)) if catalog else None
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except Exception as error:
@@ -87,6 +114,23 @@ class Look:
                 properties = {"init_catalog_tables": "false"} | properties
             self._catalogs[name] = load_catalog(name, **properties)
         return self._catalogs[name]
+
+
+class _Followed:
+    """`sources.iceberg.Table`, only to look at."""
+
+    def __init__(self, look: Look, name: str) -> None:
+        self._look = look
+        self._name = name
+
+    def look(self) -> View:
+        table = self._look.load(self._name)
+        if table is None:
+            raise ConfigError(f"table {self._name} does not exist", "correct the source's table, or create it first")
+        return View(self._name, table.metadata, table.io.properties)
+
+    def keep(self, tag: str, snapshot: int) -> None:
+        raise NotImplementedError(f"{self._name} is only looked at: {tag} stays where it is, not at {snapshot}")
 
 
 # ── what a table shows ─────────────────────────────────────────────────────────────────────

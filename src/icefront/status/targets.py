@@ -20,6 +20,9 @@ from icefront.settings import Target
 from icefront.status.history import History, read_history
 from icefront.status.look import Look, entries, other_pipelines, read_head
 
+COUNTED = 10**15
+"""A wall below this is no time but a sequence number: as a time, it would lie in the first days of 1970."""
+
 
 class State(StrEnum):
     """How a target is doing."""
@@ -85,9 +88,11 @@ class TargetStatus:
 
 
 def human_time(timestamp: Timestamp | None) -> str | None:
-    """Print a timestamp's wall time in UTC; the origin has none."""
+    """Print a timestamp's wall time in UTC; the origin has none. Of a table's timeline, print the sequence number reached."""
     if timestamp is None or timestamp == ORIGIN:
         return None
+    if timestamp.wall < COUNTED:
+        return f"sequence {timestamp.wall}" + (f".{timestamp.logical - 1}" if timestamp.logical > 1 else "")
     seconds, nanos = divmod(timestamp.wall, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{nanos // 1000:06d}Z"
 
@@ -132,7 +137,7 @@ def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
             return _without_mark(look, target, found, table.metadata)
         found = _with_mark(found, head.mark, table.metadata)
         check_lineage(head, head.mark)
-        return _told(_with_source(look, target, found, head.mark), history)
+        return _told(look, _with_source(look, target, found, head.mark), history)
     except IcefrontError as error:
         return _troubled(found, error)
 
@@ -170,30 +175,36 @@ def _published(said: dict[str, str], mark: Mark) -> bool:
 
 
 def _with_source(look: Look, target: Target, found: TargetStatus, mark: Mark) -> TargetStatus:
-    observation = look.source.observe(mark.position, [target.source_table])
-    check_resume(mark, look.source.identity(), observation.earliest)
+    source = look.source_of(target)
+    observation = source.observe(mark.position, [target.source_table])
+    check_resume(mark, source.identity(), observation.earliest)
     newest = observation.cuts[-1].frontier if observation.cuts else mark.frontier
     started = mark.frontier != ORIGIN
     return replace(
         found,
         resolved=newest if newest != ORIGIN else None,
-        lag=(newest.wall - mark.frontier.wall) / 1e9 if started else None,
+        lag=_lag(look, target, mark, newest) if started else None,
         behind=len(observation.cuts),
         changes_behind=sum(cut.size for cut in observation.cuts),
     )
 
 
-def _told(found: TargetStatus, history: History) -> TargetStatus:
+def _lag(look: Look, target: Target, mark: Mark, newest: Timestamp) -> float | None:
+    return look.following(target).lag(mark.position) if look.follows else (newest.wall - mark.frontier.wall) / 1e9
+
+
+def _told(look: Look, found: TargetStatus, history: History) -> TargetStatus:
     """Put the numbers into a state and a sentence."""
     staged = f"; {found.staged} staged, published by the next run" if found.staged else ""
     last = _last_run(history)
     if found.frontier == ORIGIN:
         return replace(found, state=State.WAITING, reason=f"claimed, but nothing is published yet{staged}{last}")
     if found.behind:
-        reason = f"{found.behind} resolved timestamp{'s' if found.behind > 1 else ''} behind"
+        reason = f"{look.count(found.behind)} behind"
         doing = "; a run is at work" if found.running else ""
         return replace(found, state=State.BEHIND, reason=f"{reason}{staged}{doing}{last}")
-    return replace(found, state=State.CAUGHT_UP, reason=f"everything that the source has resolved is published{last}")
+    everything = "every snapshot of the source" if look.follows else "everything that the source has resolved"
+    return replace(found, state=State.CAUGHT_UP, reason=f"{everything} is published{last}")
 
 
 def _last_run(history: History) -> str:
@@ -206,12 +217,11 @@ def _last_run(history: History) -> str:
 
 
 def _waiting(look: Look, target: Target, found: TargetStatus, why: str) -> TargetStatus:
-    observation = look.source.observe(START, [target.source_table])
-    cuts = observation.cuts
+    cuts = look.source_of(target).observe(START, [target.source_table]).cuts
     step = "start it with `icefront run`" if cuts else "wait for the changefeed's first resolved timestamp"
     return replace(
         found,
-        reason=f"{why}; the source has {len(cuts) or 'no'} resolved timestamp{'' if len(cuts) == 1 else 's'}",
+        reason=f"{why}; the source has {look.count(len(cuts))}",
         next_step=step,
         resolved=cuts[-1].frontier if cuts else None,
         behind=len(cuts),

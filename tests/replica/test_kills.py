@@ -1,0 +1,55 @@
+"""Real processes that follow a table and are killed: the replica goes on where it was, and is its source in the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from icefront.proof.harness import KILLED, PROGRAM, Project
+from tests.lakes import Lake
+from tests.replica.replicas import Replica
+
+pytestmark = [pytest.mark.spark, pytest.mark.process]
+
+KILLS = (
+    "table.after=kill",
+    "stage.after=kill@2",
+    "publish.before-commit=kill@2",
+    "publish.after=kill@2",
+    "release.before=kill@2",
+)
+
+
+def test_a_load_in_batches_that_is_killed_goes_on_after_the_last_one(lake: Lake, table: str) -> None:
+    replica = Replica(lake, table).create(version=2)
+    for number in range(8):
+        replica.sql(f"INSERT INTO T SELECT id, concat('v', id), 1 FROM range({10 * number}, {10 * number + 10}, 1, 1)")
+    replica.sql("DELETE FROM T WHERE id % 10 = 0")
+    project = Project(lake.folder / "project", seed=1, catalog={"type": "sqlite", "path": str(lake.catalog)})
+    settings = {
+        "pipeline": "replica",
+        "source": {"iceberg": {"table": replica.source, "batch": "1kB"}},
+        "sink": {"iceberg": {"table": replica.target}},
+    }
+    project.file.write_text(json.dumps(settings), encoding="utf-8")
+    reached = 0
+    for kill in KILLS:
+        project.run(kill, code=KILLED)
+        loaded = [at.get("loaded") for _, at in replica.epochs()]
+        # Each batch once and in order; how many of those in flight were published before the kill is up to the machine.
+        assert loaded == [*range(1, len(loaded) + 1)]
+        assert reached <= len(loaded) < 8
+        reached = len(loaded)
+    assert reached
+    replica.sql("UPDATE T SET v = 'changed' WHERE id = 5")
+    project.run("publish.after=kill@2", code=KILLED)
+    project.run()
+    assert [at.get("loaded") for _, at in replica.epochs()] == [*range(1, 8), None, None]
+    assert replica.check_caught_up() == 2
+    verified = subprocess.run(
+        [*PROGRAM, "verify", project.file.name, "--json"], cwd=project.folder, capture_output=True, text=True, check=True
+    )
+    (compared,) = json.loads(verified.stdout)
+    assert (compared["equal"], compared["rows"]) == (True, 72)
