@@ -12,7 +12,7 @@ setup: ## make .venv, install the locked packages, fetch the pinned jars (quick 
 	@command -v python3 >/dev/null || { echo "setup: there is no python3 on the PATH; icefront needs Python 3.11 or newer" >&2; exit 1; }
 	@scripts/setup
 
-demo: setup ## a generated shop, crashes included, into a lakehouse in this folder, with proof: a minute or two
+demo: setup ## a generated shop, crashes included, into a temporary lakehouse, with proof: a minute or two
 	@$(BIN)/icefront demo
 
 check: setup ## format, lint, types, import rules, links in the documentation

@@ -128,11 +128,22 @@ class Pipeline:
 
         return _together([partial(run_one, *one) for one in self._sources(session)], stop or threading.Event())
 
+    def _check_not_emptied(self, source: Changefeed) -> None:
+        """Stop where a feed was read and shows no table any more: then nobody else knows that there is a target."""
+        if source.tables(START):
+            return
+        from icefront.status.look import Look  # noqa: PLC0415 — it imports this module
+
+        for target, mark in Look(self).begun():
+            source.observe(mark.position, [target.source_table])
+
     def _sources(self, spark: SparkSession) -> Sequence[tuple[Source, str | None]]:
         """Make the sources: one for all targets of a changefeed, and one for each target that follows a table."""
         parallelism = spark.sparkContext.defaultParallelism
         if self.settings.source.iceberg is None:
-            return [(self.source(parallelism), None)]
+            source = self.source(parallelism)
+            self._check_not_emptied(source)
+            return [(source, None)]
         from icefront.iceberg.followed import FollowedTable  # noqa: PLC0415 — Spark is an extra, and slow to import
 
         catalogs = self.settings.project.catalogs

@@ -60,6 +60,18 @@ def test_without_op_every_row_is_an_upsert_and_new_columns_are_added(spark: Any,
     assert {r["id"]: r["n"] for r in spark.table(table).collect()} == {1: None, 2: 7}
 
 
+def test_columns_may_be_called_like_those_that_travel_with_changes(spark: Any, table: str) -> None:
+    rows = [(1, "a", 70, "x", 5, 6)]
+    apply(
+        frame(spark, rows, "id bigint, v string, _order int, _op string, _wall int, _logical int"),
+        table,
+        0,
+        op=None,
+        sequence_by=None,
+    )
+    assert [tuple(row) for row in spark.table(table).collect()] == rows
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

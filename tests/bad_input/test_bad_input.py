@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from icefront.core.errors import BadRow, IcefrontError, NotOurs, Overcompacted, SchemaRefused, SourceChanged, Stopped
 from icefront.core.timestamps import Timestamp
 from icefront.testing.feeds import BEGIN
-from tests.lakes import Lake, orders
+from tests.lakes import Lake, orders, snapshots
 
 pytestmark = pytest.mark.spark
 SECOND = 1_000_000_000
@@ -128,6 +130,51 @@ def test_an_unknown_column_is_left_out_or_added_as_the_policy_says(lake: Lake, t
     assert {r["id"]: r["extra"] for r in lake.rows(other)} == {1: None, 2: None, 3: None, 4: 5}
 
 
+def test_a_column_that_was_declared_before_it_first_appeared_has_its_declared_type(
+    lake: Lake, table: str, scribe: Scribe
+) -> None:
+    lake.run(lake.pipeline(**settings(table)))
+    scribe.data(1.1, scribe.row(1.4, 3, d='"2026-04-02"'))
+    scribe.resolved(2)
+    lake.run(lake.pipeline(**settings(table, columns={"id": "bigint", "status": "string", "d": "date"})))
+    assert {r["id"]: r["d"] for r in lake.rows(table)} == {1: None, 2: None, 3: date(2026, 4, 2)}
+
+
+def test_a_number_that_asks_for_a_declaration_arrives_once_there_is_one(lake: Lake, table: str, scribe: Scribe) -> None:
+    def break_it() -> None:
+        scribe.data(1.1, scribe.row(1.4, 3, d="1.5"), scribe.row(1.5, 4, d="12345678901234567.89"))
+        scribe.resolved(2)
+
+    error = refuses(lake, table, BadRow, r"\.ndjson:2: column d: .* is not exact as double", break_it=break_it)
+    assert 'columns: {d: "decimal(p,s)"}' in error.next_step
+    lake.run(lake.pipeline(**settings(table, columns={"id": "bigint", "status": "string", "d": "decimal(20,2)"})))
+    assert {r["id"]: r["d"] for r in lake.rows(table) if r["id"] > 2} == {3: Decimal("1.50"), 4: Decimal("12345678901234567.89")}
+
+
+def test_a_declaration_that_the_table_contradicts_is_refused_and_changes_nothing(lake: Lake, table: str, scribe: Scribe) -> None:
+    lake.run(lake.pipeline(**settings(table)))
+    before = shown(lake, table), len(list(snapshots(lake.spark, table)))
+    with pytest.raises(SchemaRefused, match=r"column status of .* is string, and `columns` declares status as decimal\(12,4\)"):
+        lake.run(lake.pipeline(**settings(table, columns={"id": "bigint", "status": "decimal(12,4)"})))
+    assert (shown(lake, table), len(list(snapshots(lake.spark, table)))) == before
+
+
+def test_a_bad_row_in_the_very_first_epoch_leaves_no_rows_and_once_corrected_all_arrive(
+    lake: Lake, table: str, scribe: Scribe
+) -> None:
+    path = scribe.data(0.2, scribe.row(0.6, 3), '{"after": {"id": 4, "sta')
+    pipeline = lake.pipeline(**settings(table))
+    with pytest.raises(BadRow, match=r"\.ndjson:2") as caught:
+        lake.run(pipeline)
+    assert caught.value.next_step
+    if lake.spark.catalog.tableExists(table):
+        assert (lake.rows(table), lake.epochs(table)) == ([], [])
+    path.write_text(scribe.row(0.6, 3) + "\n" + scribe.row(0.6, 4) + "\n")
+    lake.run(pipeline)
+    assert {r["id"] for r in lake.rows(table)} == {1, 2, 3, 4}
+    assert len(lake.epochs(table)) == 1
+
+
 def test_a_delete_without_a_key_stops(lake: Lake, table: str, scribe: Scribe) -> None:
     def break_it() -> None:
         scribe.data(1.1, scribe.says('{"after": null, "updated": "%s"}', 1.5))
@@ -188,6 +235,26 @@ def test_a_deleted_file_that_still_had_changes_to_come_stops(lake: Lake, table: 
         scribe.resolved(2)
 
     refuses(lake, table, Overcompacted, "held changes after", break_it=break_it)
+
+
+def test_whichever_file_is_deleted_that_still_had_changes_to_come_it_stops(lake: Lake, table: str, scribe: Scribe) -> None:
+    scribe.data(0.2, scribe.row(0.6, 3), scribe.row(1.5, 4))
+    path = scribe.data(0.3, scribe.row(0.6, 5), scribe.row(1.5, 6))
+
+    def break_it() -> None:
+        path.unlink()
+        scribe.resolved(2)
+
+    refuses(lake, table, Overcompacted, "1 of 2 files .*held changes after", break_it=break_it)
+
+
+def test_a_feed_that_was_emptied_or_unmounted_is_not_caught_up(lake: Lake, table: str, scribe: Scribe) -> None:
+    def break_it() -> None:
+        for path in [path for path in lake.feed.rglob("*") if path.is_file()]:
+            path.unlink()
+
+    error = refuses(lake, table, Overcompacted, "shows no RESOLVED file", break_it=break_it)
+    assert "mounted" in error.next_step
 
 
 def test_another_feed_under_the_same_pipeline_stops(lake: Lake, table: str, scribe: Scribe) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField
 from typer.testing import Result
 
+from icefront.api import Pipeline
+from icefront.core.errors import Overcompacted
 from icefront.core.timestamps import ORIGIN
 from icefront.iceberg import summary
-from tests.cli.projects import SCHEMA, Shop, icefront
+from tests.cli.projects import SCHEMA, TARGET, Shop, icefront
 
 
 @pytest.fixture
@@ -147,6 +150,39 @@ def test_a_missing_feed_is_told_and_the_other_targets_are_not_lost(shop):
     result, status = status_of(shop)
     assert (result.exit_code, status["state"]) == (0, "stopped")
     assert "does not exist" in status["reason"]
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.RESOLVED"])
+def test_an_emptied_feed_is_stopped_and_not_caught_up(shop, pattern):
+    shop.publish(shop.table(), ORIGIN, shop.feed.resolved[-1].next(), rows=3)
+    for path in [path for path in (shop.folder / "feed").rglob(pattern) if path.is_file()]:
+        path.unlink()
+    _, status = status_of(shop)
+    assert status["state"] == "stopped"
+    assert f"changes up to {shop.feed.resolved[-1]}" in status["reason"]
+    assert "shows no RESOLVED file" in status["reason"]
+    assert "is the folder mounted" in status["next_step"]
+    checked = icefront("check", shop.file, "--json")
+    assert checked.exit_code == 5
+    assert any("shows no RESOLVED file" in fact for fact in facts(checked))
+
+
+def test_a_run_over_an_emptied_feed_stops_though_no_table_is_to_be_seen(shop):
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    shop.publish(shop.table(), ORIGIN, shop.feed.resolved[-1].next(), rows=3)
+    for path in [path for path in (shop.folder / "feed").rglob("*") if path.is_file()]:
+        path.unlink()
+    with pytest.raises(Overcompacted, match="shows no RESOLVED file"):
+        Pipeline.load(shop.file).run(spark, until="caught-up")
+
+
+def test_a_feed_that_has_not_begun_is_waited_for_whatever_its_targets_are_called(shop):
+    for path in [path for path in (shop.folder / "feed").rglob("*") if path.is_file()]:
+        path.unlink()
+    for table in (TARGET, "lake.shop.{table}"):
+        shop.write(sink={"iceberg": {"table": table}})
+        _, status = status_of(shop)
+        assert (status["state"], status["target"]) == ("waiting", "")
 
 
 # ── epochs ─────────────────────────────────────────────────────────────────────────────────

@@ -231,3 +231,11 @@ def test_a_chunk_of_many_pieces_reads_as_one():
     lines[-1] = lines[-2].replace('"note"', '"new"')
     (wish,) = Decoder(schema, ["id"]).decode("\n".join(lines).encode(), AT, 5).wishes
     assert wish.where == f"f:{len(lines)}"
+
+
+@pytest.mark.parametrize("name", ["_op", "_wall", "_logical", "_order"])
+def test_a_column_may_be_called_like_anything_of_ours(name: str) -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, name, StringType()))
+    line = json.dumps({"after": {"id": 1, name: "mine"}, "key": [1], "updated": "1585861087210714000.0000000007"})
+    decoded = Decoder(schema, ("id",)).decode(f"{line}\n".encode(), Place("f"), 0)
+    assert decoded.changes.to_pylist()[0] == {"id": 1, name: "mine", OP: 1, WALL: 1585861087210714000, LOGICAL: 7, ORDER: 0}

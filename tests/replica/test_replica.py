@@ -156,6 +156,20 @@ def test_columns_are_added_renamed_widened_and_dropped(replica: Replica) -> None
         replica.follow()
 
 
+def test_declared_columns_have_their_declared_types_also_when_they_come_later(replica: Replica) -> None:
+    replica.create()
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1)")
+    replica.follow()
+    replica.sql("ALTER TABLE T ADD COLUMN more int")
+    replica.sql("INSERT INTO T VALUES (2, 'b', 2, 3)")
+    with pytest.raises(SchemaRefused, match=r"column v of .* is string, and `columns` declares v as long"):
+        replica.follow(columns={"v": "bigint"})
+    replica.follow(columns={"more": "bigint", "n": "bigint"})
+    replica.check_caught_up()
+    types = {f.name: str(f.field_type) for f in replica.lake.schema(replica.target).fields}
+    assert types == {"id": "long", "v": "string", "n": "long", "more": "long"}
+
+
 def test_a_dropped_column_stays_and_may_not_come_back_as_another(replica: Replica) -> None:
     replica.create()
     replica.sql("INSERT INTO T VALUES (1, 'a', 1)")

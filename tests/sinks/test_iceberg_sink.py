@@ -12,13 +12,24 @@ import pyarrow as pa
 import pytest
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import ConfigError, FencedOut, FrontierGap, NotOurs, Replaced, RolledBack, SchemaRefused, Stopped
+from icefront.core.errors import (
+    ConfigError,
+    FencedOut,
+    FrontierGap,
+    IcefrontError,
+    NotOurs,
+    Replaced,
+    RolledBack,
+    SchemaRefused,
+    Stopped,
+)
 from icefront.core.files import FileKind, Staged
 from icefront.core.marks import Identity, Mark, Position
-from icefront.core.ports import Wish
+from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
 from icefront.core.protocol import FencedOff, Landed, NotLanded, Published
 from icefront.core.timestamps import Timestamp
-from icefront.iceberg.java import _Fence
+from icefront.iceberg import evolution
+from icefront.iceberg.java import Gateway, _Fence
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.harness import wait_until
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
@@ -47,10 +58,10 @@ def stage(sink: IcebergSink, mark: Mark, upper: int, changes: Mapping[int, str |
         {
             "id": pa.array(list(changes), pa.int64()),
             "v": pa.array(list(changes.values()), pa.string()),
-            "_op": pa.array([-1 if v is None else 1 for v in changes.values()], pa.int8()),
-            "_wall": pa.array([epoch.lower.wall] * len(changes), pa.int64()),
-            "_logical": pa.array([0] * len(changes), pa.int32()),
-            "_order": pa.array(range(len(changes)), pa.int64()),
+            OP: pa.array([-1 if v is None else 1 for v in changes.values()], pa.int8()),
+            WALL: pa.array([epoch.lower.wall] * len(changes), pa.int64()),
+            LOGICAL: pa.array([0] * len(changes), pa.int32()),
+            ORDER: pa.array(range(len(changes)), pa.int64()),
         }
     )
     files = tuple(sink.writer(epoch, fresh=fresh).write([rows] if changes else [], 0, uuid.uuid4().hex[:8]))
@@ -336,13 +347,52 @@ def test_a_rename_that_the_user_says_keeps_the_columns_identity(spark: Any, tabl
     assert renaming.prepare([Wish("w", "string", "f:1")]).find_field("w").field_id == before
 
 
-def test_files_of_other_formats_are_refused_before_anything_is_written(spark: Any, table: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "file_format", "wanted", "words"),
+    [
+        ("BIGINT", "orc", {}, "only parquet is written"),
+        ("STRING", "parquet", {}, r"column id of .* is string, and `columns` declares id as long"),
+        ("INT", "parquet", {"policy": evolution.Policy(widen_type="stop")}, r"schema\.widen_type is stop"),
+        ("BIGINT", "parquet", {"partition_by": (PartitionField("identity", "born"),)}, "no such column"),
+    ],
+)
+def test_a_table_that_cannot_be_written_as_it_is_is_refused_before_it_is_claimed(
+    spark: Any, table: str, key: str, file_format: str, wanted: Mapping[str, Any], words: str
+) -> None:
+    properties = f"TBLPROPERTIES ('write.format.default'='{file_format}')"
+    spark.sql(f"CREATE TABLE {table} (id {key}, v STRING) USING iceberg {properties}")
+    gateway = Gateway(spark)
+    before = metadata_file(gateway, table)
+    with pytest.raises(IcefrontError, match=words):
+        claim(make(spark, table, **wanted))
+    assert metadata_file(gateway, table) == before
+
+
+def metadata_file(gateway: Gateway, table: str) -> str:
+    found = gateway.load(table)
+    assert found is not None
+    found.refresh()
+    return str(found.metadata().metadataFileLocation())
+
+
+def test_a_table_that_turned_to_another_format_under_a_running_writer_stops_it(spark: Any, table: str) -> None:
     sink = make(spark, table)
+    mark = claim(sink)
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='orc')")
-    again = make(spark, table)
-    with pytest.raises(Exception, match="only parquet is written"):
-        stage(again, claim(again), 10, {1: "a"})
+    sink.prepare(())
+    with pytest.raises(ConfigError, match="only parquet is written"):
+        stage(sink, mark, 10, {1: "a"})
     assert sink.is_empty()
+
+
+def test_a_column_declared_wider_than_the_tables_is_widened_by_the_owner(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id INT, v STRING) USING iceberg")
+    sink = make(spark, table)
+    assert str(sink._schema().find_type("id")) == "int"
+    mark = claim(sink)
+    assert str(sink.prepare(()).find_type("id")) == "long"
+    publish(sink, mark, 10, {2**40: "a"})
+    assert state(spark, table) == {2**40: "a"}
 
 
 def test_every_file_kind_of_an_epoch_is_in_its_snapshot(spark: Any, table: str) -> None:

@@ -15,13 +15,14 @@ from structlog.testing import capture_logs
 
 from icefront.core.epochs import Epoch, Minting, mint, origin_id
 from icefront.core.errors import ConfigError, ConnectionFailed, Overcompacted, Stopped
-from icefront.core.marks import START, Mark, Position, Writer
+from icefront.core.marks import POSITION_LIMIT, START, Mark, Position, Writer
 from icefront.core.ports import Source
 from icefront.core.protocol import check_resume
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.sources.changefeed import Changefeed, Place
 from icefront.sources.changefeed_names import day_of
 from icefront.sources.changefeed_store import Entry, LocalStore, Stat, Store
+from icefront.sources.changefeed_waiting import NAMED
 from icefront.testing.feeds import BEGIN, SECOND, SHOP, Feed, FeedWriter
 from tests.sources.drive import Target, read, schema_of
 
@@ -305,8 +306,10 @@ def test_a_missing_directory_is_a_matter_of_settings(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
         Changefeed(str(tmp_path / "nowhere")).observe(START, [])
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="file is a file, not a folder"):
         Changefeed(str(tmp_path / "file")).observe(START, [])
+    with pytest.raises(ConfigError, match="does not exist"):
+        Changefeed(str(tmp_path / "file" / "feed")).observe(START, [])
     with pytest.raises(ConfigError, match="scheme 'gopher'"):
         Changefeed("gopher://user:secret@host/path")
 
@@ -326,6 +329,187 @@ def test_errors_of_the_store_come_in_our_words(hand: Hand, monkeypatch: pytest.M
         hand.source().observe(START, [])
 
 
+def test_a_loop_of_links_in_place_of_a_folder_is_named(hand: Hand):
+    path = hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    loop = hand.root / "2026-04-03"
+    loop.symlink_to(loop)
+    with pytest.raises(ConnectionFailed, match=r"2026-04-03 cannot be read.*symbolic links"):
+        hand.source().observe(START, ["t"])
+    loop.unlink()
+    (path.parent / "07").symlink_to("07")
+    with pytest.raises(ConnectionFailed, match=r"/07 cannot be read.*symbolic links"):
+        hand.source().observe(START, ["t"])
+    with pytest.raises(ConfigError, match="07 cannot be followed"):
+        Changefeed(str(path.parent / "07"))
+
+
+def test_a_link_that_leads_nowhere_is_named_where_it_stands_for_a_file_or_folder_of_the_feed(hand: Hand):
+    path = hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    (path.parent / ".#lock").symlink_to("nowhere")
+    assert frontiers(hand.source()) == [at(1).next()]
+    for link in (path.with_name(path.name.replace("00000001-t", "00000002-t")), path.parent / "07", hand.root / "2026-04-03"):
+        link.symlink_to("elsewhere/gone")
+        with pytest.raises(Overcompacted, match=f"{link.name} is a link to elsewhere/gone, which does not exist"):
+            hand.source().observe(START, ["t"])
+        link.unlink()
+    kept = path.rename(hand.root.parent / "kept")
+    path.symlink_to(kept)
+    assert take(hand.source(), target(), 1) == [1]
+
+
+# ── what must still be there ───────────────────────────────────────────────────────────────
+def waiting_files(hand: Hand, count: int) -> tuple[Target, list[Path]]:
+    """Publish up to a resolved timestamp before the last change of each of some files; then all is resolved."""
+    paths = [hand.data(n / (count + 1), (n, 0.9), (1000 + n, 1.5)) for n in range(count)]
+    hand.data(0.95, (5000, 0.96))  # all of it is published
+    hand.resolve(1)
+    source, t = hand.source(), target()
+    source.observe(START, ["t"])
+    take(source, t, 1)
+    hand.resolve(2)
+    return t, paths
+
+
+@pytest.mark.parametrize("gone", [(0,), (1,), (2,), (0, 2)])
+def test_every_file_that_held_changes_after_the_position_must_still_be_there(hand: Hand, gone: tuple[int, ...]):
+    t, paths = waiting_files(hand, 3)
+    for n in gone:
+        paths[n].unlink()
+    with pytest.raises(Overcompacted, match=f"{len(gone)} of 3 files of t .*held changes after {at(1)}") as stopped:
+        hand.source().observe(t.position, ["t"])
+    assert "restore" in stopped.value.next_step
+    with pytest.raises(Overcompacted, match="held changes after"):
+        take(hand.source(), t, 2)
+
+
+def test_only_files_whose_changes_are_all_published_may_be_cleaned_up(hand: Hand):
+    t, paths = waiting_files(hand, 3)
+    done = set(hand.root.rglob("*-t-1.ndjson")) - set(paths)
+    assert len(done) == 1
+    done.pop().unlink()
+    hand.data(0.5, (1, 0.5), written=1.5)  # the feed repeats itself: more files than there were
+    source = hand.source()
+    assert source.observe(t.position, ["t"]).cuts
+    assert sorted(take(source, t, 2)) == [1000, 1001, 1002]
+    assert Place.of(t.position).waiting.count == 0
+    for path in paths:
+        path.unlink()
+    assert hand.source().observe(t.position, ["t"]).cuts == ()
+
+
+def test_a_file_s_other_folder_does_not_matter(hand: Hand):
+    t, paths = waiting_files(hand, 2)
+    paths[1].rename(hand.root / paths[1].name)
+    assert sorted(take(hand.source(), t, 2)) == [1000, 1001]
+
+
+def test_a_table_waits_only_for_its_own_files(hand: Hand):
+    hand.data(0, (1, 0.5), (2, 1.5))
+    other = hand.data(0.1, (1, 0.5), (2, 1.5), table="u")
+    hand.resolve(1)
+    source, t, u = hand.source(), target(), target("u")
+    source.observe(START, ["t", "u"])
+    take(source, t, 1)
+    take(source, u, 1)
+    assert (Place.of(t.position).waiting.count, Place.of(u.position).waiting.count) == (1, 1)
+    other.unlink()
+    hand.resolve(2)
+    source = hand.source()
+    with pytest.raises(Overcompacted):
+        source.observe(u.position, ["t", "u"])
+    source.observe(t.position, ["t", "u"])
+    assert take(source, t, 2) == [2]
+
+
+def test_positions_without_waiting_files_are_read_as_before(hand: Hand):
+    t, paths = waiting_files(hand, 2)
+    value = t.position.value()
+    assert value.pop("waiting")["count"] == 2
+    t.position = Position.of(value)
+    paths[1].unlink()  # which such a position cannot know
+    assert take(hand.source(), t, 2) == [1000]
+
+
+def test_however_many_files_wait_a_position_stays_small_and_counts_them(hand: Hand):
+    t, paths = waiting_files(hand, NAMED + 20)
+    assert Place.of(t.position).position() == t.position
+    assert len(t.position.text.encode()) < POSITION_LIMIT // 2
+    again = target()
+    take(hand.source(), again, 1)
+    assert again.position == t.position
+    hand.source().observe(t.position, ["t"])
+    for path in paths[-3:]:  # which are only counted: the published file may stand for one of them
+        path.unlink()
+    with pytest.raises(Overcompacted, match="2 of 276 files"):
+        hand.source().observe(t.position, ["t"])
+    for path in paths[:5]:
+        path.unlink()
+    with pytest.raises(Overcompacted, match="7 of 276 files"):
+        hand.source().observe(t.position, ["t"])
+
+
+def test_a_waiting_file_that_grew_is_still_there(hand: Hand):
+    t, (path,) = waiting_files(hand, 1)
+    source = hand.source()
+    source.observe(t.position, ["t"])
+    path.write_text(path.read_text() + line(7, at(2.5)))
+    hand.resolve(3)
+    epoch = Epoch(t.frontier, at(2).next())
+    read(source, "t", epoch, t.position, SCHEMA)
+    _, reports = read(source, "t", epoch, t.position, SCHEMA)
+    source.reached(epoch, t.position, reports)  # and not published
+    assert sorted(take(source, t, 3)) == [7, 1000]
+
+
+def test_a_file_that_grew_is_read_by_the_next_epoch_also_without_a_listing_between(hand: Hand):
+    path = hand.data(0, (1, 0.5))
+    source, t = hand.source(), target()
+    source.observe(START, ["t"])
+    path.write_text(path.read_text() + line(2, at(1.5)))
+    hand.resolve(1)
+    hand.resolve(2)
+    assert len(source.observe(START, ["t"]).cuts) == 2
+    assert take(source, t, 1) == [1]
+    assert Place.of(t.position).waiting.count == 1
+    assert take(source, t, 2) == [2]
+
+
+def everything(path: Path) -> bool:
+    return path.is_file()
+
+
+def resolved_files(path: Path) -> bool:
+    return path.suffix == ".RESOLVED"
+
+
+@pytest.mark.parametrize("lost", [everything, resolved_files])
+def test_a_feed_that_shows_no_resolved_file_is_not_caught_up(hand: Hand, lost: Callable[[Path], bool]):
+    hand.data(0, (1, 0.5))
+    hand.resolve(1)
+    source, t = hand.source(), target()
+    source.observe(START, ["t"])
+    take(source, t, 1)
+    source.release(t.position)
+    aside = {path: path.read_bytes() for path in hand.root.rglob("*") if lost(path)}
+    for path in aside:
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(ConnectionFailed, match=f"up to {at(1)}, and .* shows no RESOLVED file any more") as away:
+            source.observe(t.position, ["t"])
+        assert "mounted" in away.value.next_step
+    fresh = hand.source()
+    with pytest.raises(Overcompacted, match=f"up to {at(1)}, and .* shows no RESOLVED file") as stopped:
+        fresh.observe(t.position, ["t"])
+    assert "mounted" in stopped.value.next_step
+    assert fresh.observe(START, ["t"]).cuts == ()  # whoever has nothing yet waits for the feed to begin
+    for path, text in aside.items():
+        path.write_bytes(text)
+    hand.resolve(2)
+    assert frontiers(source, t.position) == frontiers(fresh, t.position) == [at(2).next()]
+
+
 # ── positions ──────────────────────────────────────────────────────────────────────────────
 def test_a_position_says_from_which_name_on_files_still_matter(hand: Hand):
     hand.data(0, (1, 0.5))
@@ -334,7 +518,8 @@ def test_a_position_says_from_which_name_on_files_still_matter(hand: Hand):
     hand.resolve(1)
     source, t = hand.source(), target()
     assert sorted(take(source, t, 1)) == [1, 2, 4]
-    assert Place.of(t.position) == Place(at(1), at(0.2), at(1).wall // 1_000_000)
+    place = Place.of(t.position)
+    assert (place.resolved, place.low, place.since) == (at(1), at(0.2), at(1).wall // 1_000_000)
     hand.resolve(2)
     source = hand.source()
     source.observe(t.position, ["t"])
@@ -719,7 +904,8 @@ def test_the_identity_is_the_name_or_the_place_without_credentials(tmp_path: Pat
 
 
 def test_a_position_of_another_kind_of_source_stops(hand: Hand):
-    for alien in ({"offsets": {"0": 5}}, {"resolved": 5, "from": 1, "since": 0}, {"resolved": "x", "from": "y", "since": 0}):
+    odd = Place(at(1), at(1), 0).position().value() | {"waiting": {"count": 2, "names": "abc"}}
+    for alien in ({"offsets": {"0": 5}}, {"resolved": 5, "from": 1, "since": 0}, {"resolved": "x", "from": "y", "since": 0}, odd):
         with pytest.raises(Stopped, match="not a position in a changefeed"):
             hand.source().observe(Position.of(alien), ["t"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -46,6 +47,33 @@ def test_a_jvm_that_ended_is_named_whatever_pyspark_makes_of_it(dead: Any, act: 
 def test_other_errors_stay_what_they_are(dead: Any, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)), living(dead):
         raise error
+
+
+STARTS = """
+import json, sys
+from pathlib import Path
+from icefront.spark.session import start
+
+conf = json.loads(sys.argv[1])
+spark = start("secrets", "local[1]", conf)
+process = spark.sparkContext._gateway.proc.pid
+line = Path(f"/proc/{process}/cmdline").read_text() + Path(f"/proc/{process}/environ").read_text()
+print(json.dumps({"seen": "TOPSECRET" in line, "kept": {key: spark.conf.get(key) for key in conf}}))
+spark.stop()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_setting_is_on_the_jvm_s_command_line_and_all_arrive() -> None:
+    conf = {
+        "spark.sql.catalog.c.credential": "id:TOPSECRET123",
+        "spark.sql.catalog.c.odd": "a=b: #c! \\d\te ü",
+        "spark.sql.shuffle.partitions": "3",
+    }
+    command = [sys.executable, "-c", STARTS, json.dumps(conf)]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    assert found == {"seen": False, "kept": conf}
 
 
 def test_a_lost_answer_of_a_living_jvm_stays_what_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import tempfile
@@ -83,11 +84,18 @@ class Screen:
             show.say(text)
 
 
+def _way_to_the_command() -> Sequence[tuple[str, str]]:
+    """Return what makes `icefront` a command of this shell, if it is none yet."""
+    activate = Path(sys.prefix) / "bin" / "activate"
+    return () if shutil.which("icefront") or not activate.exists() else ((f". {activate}", ""),)
+
+
 def _summary(claims: Sequence[Claim], folder: Path, took: float) -> None:
     show.say("")
     show.print_rows(("shown", "by"), [(claim.what, claim.evidence) for claim in claims])
     show.say(f"\nAll of it held, in {took:.0f} s. The lakehouse is in {folder}. To try next:")
     for command, why in (
+        *_way_to_the_command(),
         (f"cd {folder}", ""),
         ("icefront status", "state, frontier and lag of both tables"),
         ("icefront epochs shop.yaml", "what each snapshot brought, and how long it took"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from icefront.core.epochs import Cut, Epoch
+from icefront.core.errors import BadRow
 from icefront.core.files import ClosedFile, Staged
 from icefront.core.marks import Identity, Mark, Position
 from icefront.core.protocol import Outcome
@@ -56,7 +57,7 @@ class Wish:
     """A schema change that reading asks for: a new column, or a wider type for an existing one.
 
     `type` is an Iceberg type as text. `where` says where it was seen first, e.g. file:line. A source that knows what a new column
-    was called before says so in `former`.
+    was called before says so in `former`. `doubt` is raised when the column would get a type that not all its values survive.
     """
 
     column: str
@@ -64,6 +65,7 @@ class Wish:
     where: str
     widens: str | None = None
     former: str | None = None
+    doubt: BadRow | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ from icefront.formats.envelope import (
     outside,
     printed,
 )
-from icefront.formats.infer import Sightings, unite
+from icefront.formats.infer import Sightings, undoubted, unite
 from icefront.formats.place import Place, shorten
 from icefront.formats.plain import plain_lines
 from icefront.formats.stamps import ALL_TIME, Stamps, Tally
@@ -492,4 +492,4 @@ def infer(
             column = former.get(name, name)
             if column not in seen.strings and column not in ignored:
                 seen.see(column, bytes(raw), number)
-    return seen.wishes(place.near)
+    return undoubted(seen.wishes(place.near))

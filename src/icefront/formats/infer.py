@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from icefront.core.errors import BadRow
 from icefront.core.ports import Wish
 from icefront.formats.columns import exact_as_double, is_readable, unreadable
 from icefront.formats.place import Place, shorten
@@ -71,19 +72,30 @@ class Sightings:
             self._not_double[column] = index, json
 
     def wishes(self, where: Callable[[int], str]) -> dict[str, Wish]:
-        """Return a type for each column that showed a value; raises BadRow where a number fits none. `where` names a line."""
-        for column, kind in self._types.items():
+        """Return a type for each column that showed a value, in doubt where a number is not exact as that. `where` names a line."""
+        for column in self._types:
             if not is_readable(column):
                 raise self._place.bad(self._first[column], unreadable(column), "rename it in the source")
-            troubles = {"long": self._not_long, "double": self._not_double}.get(kind, {})
-            if column in troubles:
-                index, json = troubles[column]
-                raise self._place.bad(
-                    index,
-                    f"column {column}: {shorten(json)} is not exact as {kind}, which its values suggest",
-                    f'declare the column: columns: {{{column}: "decimal(p,s)"}}, or string',
-                )
-        return {c: Wish(c, kind, where(self._first[c])) for c, kind in self._types.items()}
+        return {c: Wish(c, kind, where(self._first[c]), doubt=self._doubt(c, kind)) for c, kind in self._types.items()}
+
+    def _doubt(self, column: str, kind: str) -> BadRow | None:
+        troubles = {"long": self._not_long, "double": self._not_double}.get(kind, {})
+        if column not in troubles:
+            return None
+        index, json = troubles[column]
+        return self._place.bad(
+            index,
+            f"column {column}: {shorten(json)} is not exact as {kind}, which its values suggest",
+            f'declare the column: columns: {{{column}: "decimal(p,s)"}}, or string',
+        )
+
+
+def undoubted(wishes: dict[str, Wish]) -> dict[str, Wish]:
+    """Return the wishes, or raise the first doubt."""
+    for wish in wishes.values():
+        if wish.doubt:
+            raise wish.doubt
+    return wishes
 
 
 def _surely_exact(json: bytes) -> bool:
@@ -107,7 +119,8 @@ def unite(wishes: Iterable[Wish]) -> tuple[Wish, ...]:
     for wish in wishes:
         known = united.setdefault(wish.column, wish)
         kind = _wider(known.type, wish.type) if wish.widens else join(known.type, wish.type)
-        united[wish.column] = replace(known, type=kind)
+        doubt = None if kind == "string" else known.doubt or wish.doubt
+        united[wish.column] = replace(known, type=kind, doubt=doubt)
     return tuple(united.values())
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, IntegerType, LongType, NestedField
@@ -11,7 +11,7 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType, IcebergType, Int
 from icefront.core.errors import ConfigError, SchemaRefused
 from icefront.core.ports import Wish
 from icefront.formats.infer import unite
-from icefront.iceberg.types import parse_type
+from icefront.iceberg.types import parse_type, print_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,17 @@ class Rename:
 Change = Add | Widen | Rename
 
 
-def plan(schema: Schema, wishes: Sequence[Wish], policy: Policy) -> list[Change]:
+def plan(
+    schema: Schema, wishes: Sequence[Wish], policy: Policy, declared: Mapping[str, str] = {}, table: str = "the table"
+) -> list[Change]:
     """Turn wishes into changes, or raise SchemaRefused naming the column, the place and the policy.
 
     A wish that the schema already grants plans nothing: after a crash between schema commit and data
-    the same wishes come again.
+    the same wishes come again. A column that is `declared` gets that type, whatever its values look like.
     """
-    changes: dict[str, Change] = {}
+    wishes = [_as_declared(wish, declared) for wish in wishes]
+    renames = {**policy.renames, **{w.column: w.former for w in wishes if w.former}}
+    changes: dict[str, Change] = {w.column: w for w in _widenings(schema, replace(policy, renames=renames), declared, table)}
     for wish in [*unite([w for w in wishes if not w.widens]), *(w for w in wishes if w.widens)]:
         if wish.column in schema.column_names and wish.widens is None:
             continue
@@ -70,8 +74,38 @@ def plan(schema: Schema, wishes: Sequence[Wish], policy: Policy) -> list[Change]
     return list(changes.values())
 
 
+def _as_declared(wish: Wish, declared: Mapping[str, str]) -> Wish:
+    """Give the wish for a new column its declared type; one to widen a column knows what the source has."""
+    return wish if wish.widens or wish.column not in declared else replace(wish, type=declared[wish.column], doubt=None)
+
+
+def _widenings(schema: Schema, policy: Policy, declared: Mapping[str, str], table: str) -> Iterator[Widen]:
+    """Widen what the table has narrower than declared; what it has otherwise is refused.
+
+    Wider than declared is fine: the source asked for it, and the policy granted it.
+    """
+    for column, text in declared.items():
+        name = column if column in schema.column_names else _former_name(schema, column, policy.renames)
+        if name is None:
+            continue
+        current, wanted = schema.find_field(name).field_type, parse_type(text)
+        if print_type(current) == print_type(wanted) or can_widen(wanted, current):
+            continue
+        fact = f"column {name} of {table} is {print_type(current)}, and `columns` declares {column} as {print_type(wanted)}"
+        if not can_widen(current, wanted):
+            raise SchemaRefused(fact, "correct `columns`, or write to a new table")
+        if policy.widen_type != "evolve":
+            raise SchemaRefused(
+                f"{fact}; schema.widen_type is {policy.widen_type}",
+                "set schema.widen_type: evolve in the pipeline file, or correct `columns`; nothing was written",
+            )
+        # A column that is still to be renamed is widened under its new name.
+        if name == column:
+            yield Widen(column, wanted)
+
+
 def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
-    old = _former_name(schema, wish.column, policy.renames)
+    old = wish.former if wish.former in schema.column_names else _former_name(schema, wish.column, policy.renames)
     if old is not None:
         if policy.rename_column != "evolve":
             raise _refused(wish, f"column {old} is now called {wish.column}", "schema.rename_column", policy.rename_column)
@@ -85,6 +119,8 @@ def _add(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
             f"{wish.where}: column {wish.column} differs from the table's {twin} only in case, and Spark could tell neither by its name",
             "rename one of them in the source, or set schema.add_column: ignore",
         )
+    if wish.doubt:
+        raise wish.doubt
     return Add(wish.column, parse_type(wish.type))
 
 

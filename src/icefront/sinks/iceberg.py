@@ -98,7 +98,7 @@ class IcebergSink:
         if self._table is None:
             return None
         self._check_company()
-        self._check_format()
+        self._check_fitness()
         return self._schema()
 
     def prepare(self, wishes: Sequence[Wish]) -> Schema:
@@ -124,12 +124,14 @@ class IcebergSink:
         )
         failpoint("table.after")
         log.info("created table", table=self.target, columns=len(schema.fields))
+        # It may be another's, made in the same moment.
+        self._check_fitness()
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
         """Change the schema until no wish is left open; our own publishes may come between, and win."""
         table = self._live()
         for _ in self._attempts("the schema"):
-            changes = evolution.plan(self._schema(), wishes, self._wanted.policy)
+            changes = self._plan(wishes)
             if not changes:
                 return
             self._check_owner()
@@ -145,6 +147,10 @@ class IcebergSink:
             if table.commits(update.commit):
                 failpoint("schema.after")
                 log.info("evolved schema", table=self.target, changes=[str(c) for c in renames or changes])
+
+    def _plan(self, wishes: Sequence[Wish]) -> list[evolution.Change]:
+        wanted = self._wanted
+        return evolution.plan(self._schema(), wishes, wanted.policy, dict(wanted.columns), self.target)
 
     def _check_owner(self) -> None:
         """Refuse a schema change by a writer that was overtaken; unlike in a publish, others may still come between."""
@@ -208,7 +214,14 @@ class IcebergSink:
 
         return add
 
-    def _check_format(self) -> None:
+    def _check_fitness(self) -> None:
+        """Refuse a table that could not be written as it is, before anything in it is changed."""
+        self._check_version()
+        self._layout()
+        self._plan(())
+        self._check_partition_columns(self._schema().column_names)
+
+    def _check_version(self) -> None:
         version = int(self._live().metadata().formatVersion())
         if version < 2:
             raise ConfigError(

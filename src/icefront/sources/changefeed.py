@@ -7,13 +7,16 @@ restart and repeat themselves, and a file may hold changes far beyond the next R
 
 The position at a frontier is
 
-    {"resolved": R, "from": T, "since": M}
+    {"resolved": R, "from": T, "since": M, "waiting": W}
 
 where T is the least name timestamp of a file that may still hold changes beyond R, and M the time
 (as the store tells it, in milliseconds) at which R's file was written. A file matters after that
 position if its name is T or later, or it was written at M or later, or it turned up while this
 process was watching. The second and third only ever add files: reading a file again is harmless,
 since its changes are chosen by their own timestamps.
+
+W names, by digests, the files named R or earlier that hold changes beyond R (see `changefeed_waiting`);
+it is left out when there is none. Reading goes on from a position only while all of them are there.
 
 One thing is taken from the feed's contract without proof: a new file's name is at most a day older
 than what was resolved before it. A feed starts again from its last checkpoint, seconds earlier.
@@ -29,7 +32,7 @@ from threading import RLock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from icefront.core.epochs import Cut, Epoch
-from icefront.core.errors import Overcompacted, Stopped
+from icefront.core.errors import ConnectionFailed, Overcompacted, Stopped
 from icefront.core.marks import Identity, Position
 from icefront.core.ports import Observation, Report, Split
 from icefront.core.timestamps import ORIGIN, Timestamp
@@ -39,11 +42,15 @@ from icefront.sources.changefeed_catalogue import Catalogue, FeedFile, by_name
 from icefront.sources.changefeed_reader import ChangefeedReader, first_lines, guess_keys
 from icefront.sources.changefeed_splits import plan
 from icefront.sources.changefeed_store import Store, open_store
+from icefront.sources.changefeed_waiting import NONE, Waiting
 
 CLOCK_MARGIN = 60_000
 """Milliseconds by which a file's time may lie before its appearance: S3 dates an upload by its beginning."""
 
 GUESS_ROWS = 1000
+
+_RESTORE = "restore what is gone: clean up only files whose changes are all published; or load into a new table"
+_IS_IT_THERE = "is the folder mounted, and is it the feed's? otherwise restore its files, or load into a new table"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +63,7 @@ class Place:
     resolved: Timestamp | None = None
     low: Timestamp = ORIGIN
     since: int = 0
+    waiting: Waiting = NONE
 
     @classmethod
     def of(cls, position: Position) -> Place:
@@ -63,7 +71,8 @@ class Place:
         if not value:
             return cls()
         try:
-            return cls(Timestamp.parse(value["resolved"]), Timestamp.parse(value["from"]), int(value["since"]))
+            waiting = Waiting.read(value.get("waiting"))
+            return cls(Timestamp.parse(value["resolved"]), Timestamp.parse(value["from"]), int(value["since"]), waiting)
         except (KeyError, TypeError, ValueError) as error:
             raise Stopped(
                 f"{position.text[:200]} is not a position in a changefeed",
@@ -75,7 +84,8 @@ class Place:
         return self.resolved.next() if self.resolved else ORIGIN
 
     def position(self) -> Position:
-        return Position.of({"resolved": str(self.resolved), "from": str(self.low), "since": self.since})
+        waiting = {"waiting": self.waiting.json()} if self.waiting.count else {}
+        return Position.of({"resolved": str(self.resolved), "from": str(self.low), "since": self.since, **waiting})
 
 
 def _one_at_a_time(method: Callable[Concatenate[Changefeed, P], R]) -> Callable[Concatenate[Changefeed, P], R]:
@@ -180,9 +190,11 @@ class Changefeed:
         if fresh:
             self.catalogue.look(place.low)
             self.catalogue.confirm(fresh)
+        self._check_not_behind(place)
+        self._check_resolved(place)
         question = after, tuple(tables), self.catalogue.version
         if question != self._question:
-            self._check_not_behind(place)
+            self._check_waiting(tables, place)
             frontiers = [r.next() for r in self.catalogue.confirmed_after(place.resolved)]
             self._answer = Observation(self._cuts(frontiers, place, tables), self._earliest(place))
             self._question = question
@@ -195,6 +207,19 @@ class Changefeed:
                 f"the newest resolved timestamp in {self.store.where()} is {newest}, the target has changes up to {place.resolved}",
                 "the feed was recreated or restored from an older copy: bring the newer files back, or load into a new table",
             )
+
+    def _check_resolved(self, place: Place) -> None:
+        """Whoever has taken changes saw a RESOLVED file: a feed that shows none has lost them, or is not there.
+
+        Where this process has seen one, the feed may be away for a moment, and is asked again.
+        """
+        if place.resolved is None or self.catalogue.shows_resolved:
+            return
+        fact = f"the target has changes up to {place.resolved}, and {self.store.where()} shows no RESOLVED file"
+        newest = self.catalogue.newest_seen()
+        if newest is not None:
+            raise ConnectionFailed(f"{fact} any more; it did up to {newest}", _IS_IT_THERE)
+        raise Overcompacted(fact, _IS_IT_THERE)
 
     def _earliest(self, place: Place) -> Timestamp:
         """Return the least frontier that can be continued from.
@@ -242,20 +267,42 @@ class Changefeed:
     def splits(self, table: str, epoch: Epoch, start: Position) -> Sequence[Split]:
         place = Place.of(start)
         self.catalogue.cover(place.low)
-        self._check_still_there(table, place)
+        self._check_waiting([table], place)
+        self._check_lowest(table, place)
         self._lows[table] = place.low
         self._planned.add(epoch)
         files = by_name(iter(self._holding(table, epoch.lower, epoch.upper, place)))
         return plan(table, files, self._split_bytes, self._parallelism)
 
-    def _check_still_there(self, table: str, place: Place) -> None:
-        """A position below its own resolved timestamp says that a file of that name had changes left: it must still be there."""
-        if place.resolved is None or place.low >= place.resolved:
+    def _check_waiting(self, tables: Sequence[str], place: Place) -> None:
+        """Stop unless all files are there that held changes after the position; it belongs to one of the tables."""
+        missing = self._missing(tables, place)
+        if missing:
+            of = f" of {tables[0]}" if len(tables) == 1 and tables[0] else ""
+            raise Overcompacted(
+                f"{missing} of {place.waiting.count} files{of} that held changes after {place.resolved}"
+                f" (named {place.low.name()} or later) {'is' if missing == 1 else 'are'} gone from {self.store.where()}",
+                _RESTORE,
+            )
+
+    def _missing(self, tables: Sequence[str], place: Place) -> int:
+        if not place.waiting.count:
+            return 0
+        low, end = _pair(place.low), _pair(place.frontier)
+        files = (file for table in tables for file in self.catalogue.files(table))
+        return place.waiting.missing([file for file in files if low <= _pair(file.timestamp) < end])
+
+    def _check_lowest(self, table: str, place: Place) -> None:
+        """A position below its own resolved timestamp says that a file of that name had changes left: it must still be there.
+
+        Positions of before there were waiting files say no more than this.
+        """
+        if place.resolved is None or place.low >= place.resolved or place.waiting.count:
             return
         if not any(file.timestamp == place.low for file in self.catalogue.files(table)):
             raise Overcompacted(
                 f"a file of {table} named {place.low.name()} held changes after {place.resolved}, and is gone from {self.store.where()}",
-                "restore it: clean up only files whose changes are all published; or load into a new table",
+                _RESTORE,
             )
 
     def _holding(self, table: str, lower: Timestamp, upper: Timestamp | None, place: Place) -> list[FeedFile]:
@@ -282,13 +329,15 @@ class Changefeed:
         place = Place.of(start)
         resolved = epoch.upper.prev()
         tables = self._learn(reports)
-        waiting = [f.timestamp for t in tables for f in self._holding(t, epoch.upper, epoch.upper, place)]
-        low = min([resolved, *waiting]) if tables or epoch in self._planned else min(resolved, place.low)
+        low, waiting = min(resolved, place.low), place.waiting
+        if tables or epoch in self._planned:
+            held = [f for t in tables for f in self._holding(t, epoch.upper, epoch.upper, place)]
+            low, waiting = min([resolved, *(f.timestamp for f in held)]), Waiting.among(held)
         for table in tables:
             # An old name may turn up late, so the position can step back to it, below where reading began.
             self._lows[table] = min(low, self._lows.get(table, low))
         since = self.catalogue.written(resolved)
-        return Place(resolved, low, place.since if since is None else since).position()
+        return Place(resolved, low, place.since if since is None else since, waiting).position()
 
     def _learn(self, reports: Sequence[Report]) -> set[str]:
         """Take in what readers saw of each file; parts of one file come in several reports."""

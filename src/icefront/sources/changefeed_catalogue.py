@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
 import msgspec
 import structlog
 
 from icefront.core.timestamps import ORIGIN, Timestamp
-from icefront.sources.changefeed_names import DataName, ResolvedName, day_of, is_day, parse_name
+from icefront.sources.changefeed_names import DataName, ResolvedName, day_of, is_day, is_resolved, parse_name
 from icefront.sources.changefeed_store import Entry, Stat, Store, unreachable
 
 COMPRESSION = 8  # a compressed file is taken to hold so many times its bytes
@@ -64,6 +64,7 @@ class Catalogue:
     store: Store
     work: Work = field(default_factory=Work)
     version: int = 0
+    shows_resolved: bool = False  # the last listing showed a RESOLVED file, new or not
     _names: dict[str, set[str]] = field(default_factory=dict)
     _files: dict[str, dict[str, FeedFile]] = field(default_factory=dict)
     _tables: dict[str, Timestamp] = field(default_factory=dict)
@@ -91,8 +92,10 @@ class Catalogue:
             # Going back in time: files in the root may have been forgotten, so their names are read again.
             known = self._names[ROOT] = set()
         folders: list[str] = []
+        shows_resolved = False
         self.work.folders += 1
         for entry in self.store.top():
+            shows_resolved = shows_resolved or is_resolved(entry.name)
             if entry.name in known:
                 continue
             if is_day(entry.name) and entry.is_folder:
@@ -104,8 +107,10 @@ class Catalogue:
             self.work.folders += 1
             known = self._known(folder)
             for entry in self.store.walk(folder):
+                shows_resolved = shows_resolved or is_resolved(entry.name)
                 if entry.name not in known:
                     self._note(folder, entry, late=covered is not None and folder >= covered)
+        self.shows_resolved = shows_resolved
         self._covered = first_day if covered is None else min(covered, first_day)
         self._named = first_day if self._named is None else min(self._named, first_day)
         self._check_newest(newest)
@@ -123,6 +128,8 @@ class Catalogue:
         name = entry.name.rsplit("/", 1)[-1]
         what = parse_name(name)
         if what is None:
+            if is_day(name) or name.isdigit():
+                entry.stat()  # a folder's name, and no folder: a link that leads nowhere stops
             self._warn(folder, name)
         else:
             stat = entry.stat()
@@ -265,9 +272,9 @@ class Catalogue:
             return
         self.version += 1
         if size is not None and size > file.size:
-            # It has grown since it was listed, so it may grow again: look at it anew.
-            del self._files[table][path]
-            self._look_again(path)
+            # It has grown since it was listed, so it may grow again: nobody knows its end.
+            self._files[table][path] = replace(file, size=size, late=True)
+            self._ends.pop(path, None)
         else:
             self._ends[path] = end
 

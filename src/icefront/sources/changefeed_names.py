@@ -75,6 +75,11 @@ def is_day(folder: str) -> bool:
     return _DAY.fullmatch(folder) is not None
 
 
+def is_resolved(path: str) -> bool:
+    """Say whether a name, with or without folders, looks like that of a RESOLVED file."""
+    return path.endswith(".RESOLVED")
+
+
 def day_of(timestamp: Timestamp) -> str:
     """Name the folder that files named by `timestamp` lie in."""
     digits = timestamp.name()

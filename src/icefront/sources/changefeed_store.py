@@ -46,7 +46,7 @@ class Entry(Protocol):
     def is_folder(self) -> bool: ...
 
     def stat(self) -> Stat | None:
-        """Return size and time; None when the file has vanished since it was listed."""
+        """Return size and time; None when the file has vanished since it was listed. A link that leads nowhere stops."""
         ...
 
 
@@ -78,14 +78,23 @@ def open_store(location: str, properties: Mapping[str, str]) -> Store:
         raise ConfigError(f"the changefeed's location cannot be read as a URI: {error}", _USE) from error
     match parts.scheme:
         case "":
-            return LocalStore(str(Path(location).resolve()))
+            return LocalStore(_resolved(location))
         case "file":
-            return LocalStore(str(Path(unquote(parts.path)).resolve()))
+            return LocalStore(_resolved(unquote(parts.path)))
         case "s3" | "s3a" if parts.netloc:
             return S3Store(f"{parts.netloc}{parts.path}".strip("/"), tuple(sorted(properties.items())))
         case other:
             shown = f"{other}://{parts.hostname or ''}{parts.path}"
             raise ConfigError(f"the changefeed's location {shown} has the scheme {other!r} and the host {parts.hostname!r}", _USE)
+
+
+def _resolved(path: str) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"the changefeed's location {path} cannot be followed: {error}", "correct the path, or its links"
+        ) from error
 
 
 # ── a directory ────────────────────────────────────────────────────────────────────────────
@@ -96,12 +105,15 @@ class _LocalEntry:
 
     @property
     def is_folder(self) -> bool:
-        return self.found.is_dir()
+        with _in_our_words(self.found.path):
+            return self.found.is_dir()
 
     def stat(self) -> Stat | None:
         try:
             found = self.found.stat()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if Path(self.found.path).is_symlink():
+                raise _leads_nowhere(self.found.path) from error
             return None
         except OSError as error:
             raise unreachable(self.found.path, error) from error
@@ -121,7 +133,7 @@ class LocalStore:
         try:
             yield from self._scan("", "")
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise _no_such_place(self.root) from error
+            raise (_not_a_folder if Path(self.root).is_file() else _no_such_place)(self.root) from error
 
     def walk(self, folder: str) -> Iterator[Entry]:
         for entry in self._scan_if_there(folder, ""):
@@ -269,6 +281,26 @@ def vanished(where: str) -> Overcompacted:
 
 def _no_such_place(where: str) -> ConfigError:
     return ConfigError(f"the changefeed's location {where} does not exist", "correct the path, or create the changefeed first")
+
+
+def _not_a_folder(where: str) -> ConfigError:
+    return ConfigError(
+        f"the changefeed's location {where} is a file, not a folder", "name the folder that the changefeed writes to"
+    )
+
+
+def _leads_nowhere(where: str) -> Overcompacted:
+    return Overcompacted(
+        f"{where} is a link to {_target_of(where)}, which does not exist",
+        "restore what it links to, or mount it; remove the link only if all changes behind it are published",
+    )
+
+
+def _target_of(link: str) -> str:
+    try:
+        return str(Path(link).readlink())
+    except OSError:
+        return "a file"
 
 
 def _not_allowed(where: str) -> ConfigError:

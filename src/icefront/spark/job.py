@@ -78,10 +78,12 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
     ship_package(spark)
     # Two changes of one key in one snapshot would both be visible: several tasks must exchange by key.
     alone = work.upsert and work.distribution == "none"
-    exchange = work.upsert and not alone and (len(splits) > 1 or work.distribution == "hash")
+    total = sum(split.bytes for split in splits)
+    # One split may be a compressed file of any size, more than a task should hold.
+    several = len(splits) > 1 or total > PARTITION_BYTES or work.distribution == "hash"
     items = [tuple(splits)] if alone else [(split,) for split in splits]
-    if exchange:
-        buckets = max(2, -(-sum(s.bytes for s in splits) // PARTITION_BYTES))
+    if work.upsert and several and not alone:
+        buckets = max(2, -(-total // PARTITION_BYTES))
         blobs = _each(spark, items, _BlobStage(work, buckets))
         told = blobs.partitionBy(buckets, _as_it_is).mapPartitions(_MergeStage(work))
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ _LOCAL = {
 if sys.platform == "linux":
     # Hadoop starts a chmod for every file that it writes to a local disk, eight per commit: Java's usual way to start one is slower.
     _LOCAL["spark.driver.extraJavaOptions"] = "-Djdk.lang.Process.launchMechanism=VFORK"
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _ALWAYS = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.ui.enabled": "false",
@@ -49,6 +52,7 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
     """
     require_java()
     # Imported late: `import icefront` never starts Spark, and pyspark is an extra.
+    from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -59,9 +63,37 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
     settings |= conf
     builder = SparkSession.builder.master(master).appName(name)
     with _stderr_into(log):
-        spark = builder.config(map=settings).getOrCreate()
+        if SparkContext._gateway is not None:  # noqa: SLF001 — PySpark has no other name for a living JVM
+            spark = builder.config(map=settings).getOrCreate()
+        else:
+            # Given to the builder they would be on the new JVM's command line, secrets too.
+            with _submitted(settings):
+                spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN" if log else "ERROR")
     return spark
+
+
+@contextmanager
+def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let the JVM that starts now read its settings from a file that only we can read."""
+    before = os.environ.get(_SUBMIT)
+    with tempfile.TemporaryDirectory(prefix="icefront-") as folder:
+        file = Path(folder) / "spark.properties"
+        file.touch(0o600)
+        file.write_text("".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items()), encoding="utf-8")
+        arguments = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
+        os.environ[_SUBMIT] = f"{arguments} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            os.environ.pop(_SUBMIT)
+            if before is not None:
+                os.environ[_SUBMIT] = before
+
+
+def _escaped(text: str) -> str:
+    """Write a text as Java's properties files have it."""
+    return re.sub(r"[\\\s:=#!]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def for_jobs(spark: SparkSession) -> SparkSession:

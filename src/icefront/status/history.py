@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from icefront.core.errors import IcefrontError
+from icefront.core.timestamps import Timestamp
 from icefront.settings import PipelineSettings
 from icefront.state.records import EpochRecord, RunRecord
 from icefront.state.store import StateStore
@@ -19,7 +20,8 @@ class History:
     """A pipeline's past, as far as it was noted on this machine."""
 
     run: RunRecord | None = None
-    staged: Mapping[str, int] = field(default_factory=dict)
+    staged: Mapping[str, Sequence[Timestamp]] = field(default_factory=dict)
+    """Where the epochs end that are noted as staged, by target; some may have been published by others meanwhile."""
     epochs: Mapping[tuple[str, UUID], EpochRecord] = field(default_factory=dict)
     trouble: str = ""
 
@@ -36,7 +38,7 @@ def read_history(settings: PipelineSettings, targets: Sequence[str], limit: int 
     try:
         with StateStore(settings.project.state, only_look=True) as store:
             runs = store.runs(pipeline, limit=1)
-            staged = {target: len(store.staged(pipeline, target)) for target in targets}
+            staged = {target: [note.epoch.upper for note in store.staged(pipeline, target)] for target in targets}
             records = [record for target in targets for record in (store.epochs(pipeline, target, limit) if limit else ())]
     except IcefrontError as error:
         return History(trouble=error.fact)

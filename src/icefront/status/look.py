@@ -76,7 +76,18 @@ class Look:
 
     @cached_property
     def targets(self) -> Sequence[Target]:
-        return self.settings.targets_for(() if self.follows else self.source_tables)
+        return self.settings.targets_for(() if self.follows else self.source_tables) or [t for t, _ in self.begun()]
+
+    def begun(self) -> Iterator[tuple[Target, Mark]]:
+        """Name the targets, with their marks, of a feed that shows no table now: it was cleaned up, emptied or unmounted."""
+        try:
+            named = () if self.settings.tables else self.settings.targets_for([""])
+        except ConfigError:
+            return  # they are called after the source's table, which nobody knows
+        for target in named:
+            table = self.table(target)
+            if table and (mark := read_mark(table.metadata, self.settings.pipeline)):
+                yield target, mark
 
     def keys(self, target: Target) -> Sequence[str]:
         """Name the key columns in the order in which the source says their values."""

@@ -125,8 +125,8 @@ def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
         target.name,
         target.source_table,
         running=history.running,
-        staged=history.staged.get(target.name, 0),
     )
+    staged = history.staged.get(target.name, ())
     try:
         table = look.table(target)
         if table is None:
@@ -136,6 +136,7 @@ def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
         if head.mark is None:
             return _without_mark(look, target, found, table.metadata)
         found = _with_mark(found, head.mark, table.metadata)
+        found = replace(found, staged=sum(upper > head.mark.frontier for upper in staged))
         check_lineage(head, head.mark)
         return _told(look, _with_source(look, target, found, head.mark), history)
     except IcefrontError as error:
@@ -213,7 +214,7 @@ def _last_run(history: History) -> str:
         return ""
     if run.ended is None:
         return f"; the last run (pid {run.pid} on {run.host}) did not end by itself"
-    return f"; the last run ended: {run.reason}" if run.reason and run.outcome not in {"caught-up", "drained"} else ""
+    return f"; the last run ended: {run.reason}" if run.reason else ""
 
 
 def _waiting(look: Look, target: Target, found: TargetStatus, why: str) -> TargetStatus:
