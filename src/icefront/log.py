@@ -36,10 +36,13 @@ def configure(form: Form = "plain", verbosity: int = 0) -> None:
 
 
 class _Stderr:
-    """Whatever sys.stderr is when a line is written: a progress display takes its place for a while."""
+    """Whatever sys.stderr is when a line is written: a progress display takes its place for a while.
+
+    Libraries log by `logging`, and quote what they were given: lines are masked once more, whoever wrote them.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        return sys.stderr.write(masked(text))
 
     def flush(self) -> None:
         sys.stderr.flush()

@@ -1,5 +1,6 @@
 """Errors end commands with one sentence, a next step and a code; never with a traceback, never with a secret."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -127,6 +128,8 @@ def test_a_log_line_does_not_print_a_secret_either(capsys):
     secret = Secret("jdbc:foodb://host/?pwd=hunter2-very-secret")
     configure("plain")
     structlog.get_logger("test").warning("target stopped", error=f"no driver for {secret.reveal()}", note="a host/?pwd=hunter")
+    logging.getLogger("a library").warning("gave up on %s", secret.reveal())
     shown = capsys.readouterr().err
     assert "target stopped" in shown
+    assert "gave up on" in shown
     assert "hunter2" not in shown
