@@ -250,7 +250,9 @@ class Epochs(Part):
         default=2_000_000, ge=1, description="End an epoch near this many changes. One timestamp is never split."
     )
     in_flight: Int = Field(
-        default=3, ge=1, description="How many epochs may be written while earlier ones are not yet published."
+        default=3,
+        ge=1,
+        description="How many epochs may be written while earlier ones are not yet published; one where the source is a table.",
     )
     heartbeat: Duration = Field(
         default=Duration(300 * 10**9), description="Without changes, publish an empty epoch this often: the frontier moves on."
@@ -349,7 +351,7 @@ class PipelineSettings(Part):
     )
     columns: Columns = Field(
         default={},
-        description="Types by column. Default: the table's; else the source's schema; else inferred. Columns not named here follow the default.",
+        description="Types by column. A column that the table has narrower is widened by `schema.widen_type`; any other difference stops before the table is touched. Columns not named here have the table's type; else the source's; else an inferred one.",
     )
     sequence_by: str | None = Field(
         default=None,
