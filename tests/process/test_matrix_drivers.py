@@ -31,7 +31,7 @@ def start_at_once(project: Watched, drivers: int) -> None:
     project.check_caught_up()
 
 
-@pytest.mark.parametrize("drivers", [pytest.param(2, marks=pytest.mark.long), 5])  # two of them: `prove` does it each time
+@pytest.mark.parametrize("drivers", [2, 5])
 def test_of_several_drivers_started_at_once_the_last_to_claim_publishes(tmp_path: Path, drivers: int) -> None:
     start_at_once(Watched(tmp_path), drivers)
 

@@ -64,8 +64,10 @@ class Channel:
         assert self.mark is not None
         return stage(self.sink, self.mark, self.mark.frontier.wall + 10, changes)
 
-    def publish(self, changes: Mapping[int, str | None]) -> Outcome:
-        return self.publish_staged(self.stage(changes), changes)
+    def publish(self, changes: Mapping[int, str | None]) -> Published:
+        outcome = self.publish_staged(self.stage(changes), changes)
+        assert isinstance(outcome, Published), outcome
+        return outcome
 
     def publish_staged(self, staged: Staged, changes: Mapping[int, str | None]) -> Outcome:
         assert self.mark is not None

@@ -77,7 +77,7 @@ def test_a_publish_applied_after_a_successors_claim_is_refused(proxy: FaultProxy
     assert mark.frontier == late.epoch.lower
     if moment == "after its claim":
         assert applied(proxy.release()) == [False]
-    assert isinstance(successor.publish({1: "c"}), Published)
+    successor.publish({1: "c"})
     if moment == "after its publish":
         assert applied(proxy.release()) == [False]
     assert gone.publish_staged(late, {1: "late"}) == FencedOff(mark.writer)
@@ -106,7 +106,7 @@ def test_a_publish_applied_before_a_successors_claim_counts_and_the_successor_go
     mark = successor.claim()
     assert applied(released) == [True]
     assert (mark.frontier, mark.epoch_id) == (late.epoch.upper, late.epoch_id)
-    assert isinstance(successor.publish({2: "next"}), Published)
+    successor.publish({2: "next"})
     successor.check()
 
 
@@ -119,7 +119,7 @@ def test_a_claim_applied_late_takes_nothing_from_the_successor(proxy: FaultProxy
     mark = successor.claim()
     assert mark.writer.generation == 1
     assert applied(proxy.release()) == [False]
-    assert isinstance(successor.publish({1: "a"}), Published)
+    successor.publish({1: "a"})
     successor.check()
 
 
@@ -131,7 +131,7 @@ def test_a_claim_applied_before_the_successors_own_is_overtaken_by_it(proxy: Fau
         gone.claim()
     assert applied(proxy.release()) == [True]
     assert successor.claim().writer.generation == 2
-    assert isinstance(successor.publish({1: "a"}), Published)
+    successor.publish({1: "a"})
     successor.check()
 
 
@@ -156,7 +156,7 @@ def test_a_table_made_late_is_taken_as_it_is(proxy: FaultProxy, channel: Channel
         _ = gone.sink
     assert applied(proxy.release()) == [True]
     successor.claim()
-    assert isinstance(successor.publish({1: "a"}), Published)
+    successor.publish({1: "a"})
     successor.check()
 
 

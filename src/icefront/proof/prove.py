@@ -27,7 +27,7 @@ from icefront.proof.harness import PROGRAM
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy
 from icefront.proof.scene import Broken, Cut, Lake, Scene
 
-OVERTIME = 3.0
+OVERTIME = 6.0
 """A run that has not struck with every kind goes on for up to so many times its minutes."""
 _LATE = 2.0
 _LAST_RUNS = 3
