@@ -132,7 +132,8 @@ def test_every_note_that_was_confirmed_survives_kill_9(tmp_path, notes_before):
             time.sleep(0.003)
             break
     process.kill()
-    rest, _ = process.communicate(timeout=60)
+    rest = process.stdout.read()  # not `communicate`: it leaves out what was read ahead
+    process.wait(60)
     confirmed = max([confirmed, *(int(line) for line in rest.split())])
     with StateStore(path) as notes:
         found = notes.staged("orders", TARGET)
