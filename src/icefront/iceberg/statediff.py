@@ -32,6 +32,12 @@ class FileChange:
     after: tuple[DeleteEntry, ...] | None
 
     @property
+    def bytes(self) -> int:
+        """Estimate what reading it costs: the file, and each delete once."""
+        deletes = {d.key: d.length for d in (*(self.before or ()), *(self.after or ()))}
+        return self.file.size + sum(deletes.values())
+
+    @property
     def may_lose(self) -> bool:
         """Say whether rows may leave: the file is gone, or has a delete that it had not."""
         return self.before is not None and (self.after is None or bool(_keys(self.after) - _keys(self.before)))

@@ -1,7 +1,4 @@
-"""The proof of a changelog: rows before, minus what left, plus what came, are the rows after. Both states by plain time travel.
-
-Rows are compared as text that tells every value apart, so that Spark's own idea of equality (0.0 and -0.0, no maps) does not matter.
-"""
+"""The proof of a changelog: rows before, minus what left, plus what came, are the rows after. Both states by plain time travel."""
 
 from __future__ import annotations
 
@@ -14,15 +11,10 @@ from pyiceberg.schema import Schema
 from icefront.changes import View
 from icefront.iceberg import history
 from icefront.iceberg.history import Name
+from icefront.proof.texts import printed, unbalanced
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-_EXACT = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 
 
 @dataclass(frozen=True)
@@ -45,35 +37,27 @@ def verify(
     schema = history.schema_of(view.metadata, last)
     kind = F.col("_change_type")
     sign = F.when(kind.isin("INSERT", "UPDATE_AFTER"), 1).otherwise(-1)
-    sides = [found.select(_text(found, schema, schema), sign.alias("times"))]
+    sides = [(found, _text(found, schema, schema), sign)]
     for snapshot, times in ((first, 1), (last, -1)):
         if snapshot is not None:
             state = spark.read.option("versionAsOf", snapshot.snapshot_id).table(table)
-            text = _text(state, history.schema_of(view.metadata, snapshot), schema)
-            sides.append(state.select(text, F.lit(times).alias("times")))
-    together = sides[0]
-    for side in sides[1:]:
-        together = together.union(side)
-    sums = together.groupBy("row").agg(F.sum("times").alias("times")).where("times <> 0").orderBy("row").limit(limit)
+            sides.append((state, _text(state, history.schema_of(view.metadata, snapshot), schema), F.lit(times)))
+    sums = unbalanced(sides).orderBy("row").limit(limit)
     return [Difference(row["row"], row["times"]) for row in sums.collect()]
 
 
 def _text(frame: DataFrame, written: Schema, schema: Schema) -> Column:
     """Print rows in the columns of a schema, found by their ids."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-    from pyspark.sql.types import MapType  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 — Spark is an extra, and slow to import
 
     names = {field.field_id: field.name for field in written.fields}
-    columns: list[Column] = []
-    for at, field in enumerate(schema.fields):
-        if field.field_id in names:
-            column = F.col(f"`{names[field.field_id]}`")
-            kind: Any = frame.schema[names[field.field_id]].dataType
-            if isinstance(kind, MapType):
-                column = F.array_sort(F.map_entries(column))
-            elif written.find_type(field.field_id) != field.field_type and field.field_type.is_primitive:
-                column = column.cast(str(field.field_type).replace("long", "bigint"))
-        else:
-            column = F.lit(field.initial_default)
-        columns.append(column.alias(str(at)))
-    return F.to_json(F.struct(*columns), _EXACT).alias("row")
+    columns: list[tuple[Column, Any]] = []
+    for field in schema.fields:
+        if field.field_id not in names:
+            columns.append((F.lit(field.initial_default), None))
+            continue
+        column = F.col(f"`{names[field.field_id]}`")
+        if written.find_type(field.field_id) != field.field_type and field.field_type.is_primitive:
+            column = column.cast(str(field.field_type).replace("long", "bigint"))
+        columns.append((column, frame.schema[names[field.field_id]].dataType))
+    return printed(columns)

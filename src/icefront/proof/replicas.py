@@ -1,14 +1,11 @@
-"""Replica against source: two tables at one point of the source's timeline, both read by plain time travel, as multisets of rows.
-
-Rows are compared as text that tells every value apart, so that Spark's own idea of equality (0.0 and -0.0, no maps) does not matter.
-"""
+"""Replica against source: two tables at one point of the source's timeline, both read by plain time travel, as multisets of rows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from icefront.api import Pipeline
 from icefront.core.errors import ConfigError
@@ -16,6 +13,7 @@ from icefront.core.marks import START, Position
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
 from icefront.proof.oracle import SHOWN, Difference
+from icefront.proof.texts import printed, unbalanced
 from icefront.proof.verify import Comparison
 from icefront.settings import Target
 from icefront.sources.iceberg_timeline import Place
@@ -23,13 +21,7 @@ from icefront.status import Look
 from icefront.status.look import ancestors, entries, read_mark
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-_EXACT = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +100,9 @@ def _compared(point: ReplicaPoint, origin: DataFrame, replica: DataFrame, shown:
     if point.target.schema_policy.add_column != "ignore":
         found.absent |= {*origin.columns} - {*replica.columns}
     kinds = {name: replica.schema[name].dataType for name in columns}
-    sides = [
-        frame.select(_text(columns, kinds).alias("row"), F.lit(times).alias("times"))
-        for frame, times in ((origin, 1), (replica, -1))
-    ]
-    sums = sides[0].union(sides[1]).groupBy("row").agg(F.sum("times").alias("times")).where("times <> 0")
+    # With the types that the replica has: a widened column holds the same values.
+    text = printed([(F.col(f"`{name}`").cast(kinds[name]), kinds[name]) for name in columns])
+    sums = unbalanced([(frame, text, F.lit(times)) for frame, times in ((origin, 1), (replica, -1))])
     for kind, sign in (("missing", 1), ("extra", -1)):
         those = sums.where(F.col("times") * sign > 0)
         found.counts[kind] = int(those.agg(F.sum(F.abs("times"))).first()[0] or 0)
@@ -122,15 +112,3 @@ def _compared(point: ReplicaPoint, origin: DataFrame, replica: DataFrame, shown:
     return Comparison(
         point.target.name, point.target.source_table, point.snapshot, point.frontier, origin.count(), found.rows, found
     )
-
-
-def _text(columns: Sequence[str], kinds: dict[str, Any]) -> Column:
-    """Print rows with the types that the replica has: a widened column holds the same values."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-    from pyspark.sql.types import MapType  # noqa: PLC0415
-
-    told: list[Column] = []
-    for at, name in enumerate(columns):
-        column = F.col(f"`{name}`").cast(kinds[name])
-        told.append((F.array_sort(F.map_entries(column)) if isinstance(kinds[name], MapType) else column).alias(str(at)))
-    return F.to_json(F.struct(*told), _EXACT)

@@ -29,7 +29,7 @@ from icefront.iceberg import statediff
 from icefront.iceberg.history import Step
 from icefront.iceberg.live import Manifests
 from icefront.iceberg.statediff import FileChange
-from icefront.sources.iceberg_reader import IcebergReader, Piece, plan, size
+from icefront.sources.iceberg_reader import IcebergReader, Piece, plan
 from icefront.sources.iceberg_timeline import INITIAL, Place, Stage, Start, Timeline
 
 log = structlog.get_logger(__name__)
@@ -200,7 +200,7 @@ class IcebergSource:
         return self._loading[1]
 
     def _sizes(self, snapshot: Snapshot) -> Sequence[int]:
-        return [size(change) for change in self._files(snapshot)]
+        return [change.bytes for change in self._files(snapshot)]
 
     def _tell_progress(self, stage: Stage) -> None:
         """Say how much of the first state is told, and how long the rest takes at the speed of this run."""

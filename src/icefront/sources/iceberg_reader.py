@@ -63,20 +63,19 @@ def plan(pieces: Sequence[Piece], split_bytes: int, parallelism: int) -> tuple[S
     """
     splits: list[tuple[int, Piece]] = []
     for piece in pieces:
-        total = sum(map(size, piece.changes))
+        total = sum(change.bytes for change in piece.changes)
         room = 0
         if not piece.changes and piece.before != piece.schema:
             # Also without rows: what a column is called now must be known before its next change.
             splits.append((0, piece))
         limit = split_bytes if piece.meets else max(SMALLEST, min(split_bytes, -(-total // max(1, parallelism))))
         for change in sorted(piece.changes, key=_place):
-            bytes_ = size(change)
-            if bytes_ > room:
+            if change.bytes > room:
                 splits.append((0, replace(piece, changes=())))
                 room = limit
-            room -= bytes_
+            room -= change.bytes
             so_far, known = splits[-1]
-            splits[-1] = so_far + bytes_, replace(known, changes=(*known.changes, _lean(change)))
+            splits[-1] = so_far + change.bytes, replace(known, changes=(*known.changes, _lean(change)))
     return tuple(_split(number, *split) for number, split in enumerate(splits))
 
 
@@ -86,12 +85,6 @@ def _split(number: int, bytes_: int, piece: Piece) -> Split:
 
 def _place(change: FileChange) -> tuple[int, str, str]:
     return change.file.spec_id, repr(change.file.partition), change.file.path
-
-
-def size(change: FileChange) -> int:
-    """Estimate what reading a file change costs."""
-    deletes = {d.key: d.length for d in (*(change.before or ()), *(change.after or ()))}
-    return change.file.size + sum(deletes.values())
 
 
 def _lean(change: FileChange) -> FileChange:

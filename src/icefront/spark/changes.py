@@ -118,7 +118,7 @@ def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[F
     if items := _packed(apart):
         results.append(session.range(0, len(items), 1, len(items)).mapInArrow(_Apart(plan, items), plan.output))
     if items := _packed(meeting):
-        buckets = {i: max(1, -(-sum(_bytes(c) for c in found) // PARTITION_BYTES)) for i, found in meeting.items()}
+        buckets = {i: max(1, -(-sum(c.bytes for c in found) // PARTITION_BYTES)) for i, found in meeting.items()}
         width = max(min(sum(buckets.values()), 4096), min(spark.sparkContext.defaultParallelism, len(items)))
         buckets = {i: max(n, width if len(meeting) == 1 else 1) for i, n in buckets.items()}
         blobs = session.range(0, len(items), 1, len(items)).mapInArrow(_Scatter(plan, items, buckets, width), _BLOBS)
@@ -137,7 +137,7 @@ def _packed(steps: Mapping[int, Sequence[FileChange]]) -> list[list[Item]]:
     room = 0
     for ordinal, found in steps.items():
         for change in found:
-            size = _bytes(change)
+            size = change.bytes
             if not tasks or size > room:
                 tasks.append([])
                 room = PARTITION_BYTES
@@ -147,11 +147,6 @@ def _packed(steps: Mapping[int, Sequence[FileChange]]) -> list[list[Item]]:
             else:
                 tasks[-1].append((ordinal, [change]))
     return tasks
-
-
-def _bytes(change: FileChange) -> int:
-    deletes = {d.key: d.length for d in (*(change.before or ()), *(change.after or ()))}
-    return change.file.size + sum(deletes.values())
 
 
 def as_spark(rows: pa.Table, schema: pa.Schema) -> pa.Table:
