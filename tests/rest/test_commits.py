@@ -27,8 +27,10 @@ FAMILIES = sorted({name.partition("-")[0] for name in FAULTS if name not in {"si
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault(
-    proxy: FaultProxy, channel: Channels, family: str
+    proxy: FaultProxy, channel: Channels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    passed: Counter[str] = Counter()
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", lambda name: passed.update([name]))
     faults = [name for name in FAULTS if name.partition("-")[0] == family]
     table = channel()
     proxy.arm(faults[0])
@@ -47,6 +49,8 @@ def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault
     assert proxy.struck == {fault: 4 + (fault == faults[0]) for fault in faults}
     assert all(strike.applied == (FAULTS[strike.fault].catalog in {"once", "twice"}) for strike in proxy.strikes)
     assert table.claims() == len(faults)
+    after = {name: count for name, count in passed.items() if name in {"claim.after", "publish.after", "heartbeat.after"}}
+    assert after == {"claim.after": len(faults), "publish.after": 2 * len(faults), "heartbeat.after": 1}, "also without an answer"
     assert table.table().schema().column_names == ["id", "v", *faults]
     table.check()
 

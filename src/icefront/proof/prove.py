@@ -4,7 +4,8 @@
                 └─ at each of its stops a blow, and a look at everything
 
 A scene has a table of its own and plays every kind of life once, in the order of a shuffled deck; blows are dealt from another
-deck. One seed decides what is done and at which passing of which failpoint; the clock only decides how many lives there are.
+deck. One seed decides what is done and at which passing of which failpoint, for every life and blow by itself; the clock decides how
+many lives there are, and which blows are possible at a stop.
 The first thing that must not be ends it, so that the folder shows it as it was.
 """
 
@@ -145,14 +146,14 @@ class Prove:
         keep: bool = False,
         program: Sequence[str] = PROGRAM,
     ) -> None:
+        self._seed = seed
         self._folder = folder
         self._display = display
         self._uri = uri
         self._keep = keep
         self._program = program
-        self._rng = Random(seed)  # noqa: S311 — repeatable, not secret
-        self._blows = Deck(BLOWS, self._rng)
-        self._requests = Deck(RANDOM_FAULTS, self._rng)
+        self._blows = Deck(BLOWS, self._choices("blows"))
+        self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
         self._dealt: list[str] = []
         self._begun = time.monotonic()
         self._count: Callable[[], None] = lambda: None
@@ -181,7 +182,8 @@ class Prove:
             self._play_one(self._folder / f"scene-{self.report.scenes}", lake)
 
     def _play_one(self, folder: Path, lake: Lake) -> None:
-        scene = Scene(folder, f"prove_{self._rng.getrandbits(32):08x}", self._rng, lake, self._program)
+        choices = self._choices("scene", self.report.scenes)
+        scene = Scene(folder, f"prove_{choices.getrandbits(32):08x}", choices, lake, self._program)
         past = replace(self.report)
         self._count = lambda: self._add(past, scene)
         with scene:
@@ -200,7 +202,7 @@ class Prove:
     def _play(self, scene: Scene) -> None:
         """Play every kind of life once, as far as time allows, then let a run without faults catch up."""
         scene.strike = lambda: self._blow(scene)
-        lives = deque([FIRST, *self._rng.sample(list(LIVES.values()), len(LIVES))])
+        lives = deque([FIRST, *scene.rng.sample(list(LIVES.values()), len(LIVES))])
         put_off = 0
         while lives and put_off < len(lives) and not self._over():
             life = lives.popleft()
@@ -216,6 +218,7 @@ class Prove:
     def _live(self, scene: Scene, life: Fault) -> bool:
         """Play one life; False when it could not be done now."""
         self.report.during = life.name
+        scene.rng = self._choices("scene", self.report.scenes, life.name)
         self._arm(scene)
         scene.strike()
         try:
@@ -237,7 +240,12 @@ class Prove:
 
     def _blow(self, scene: Scene) -> None:
         """Deal one blow, if any can be dealt now."""
-        struck = self._blows.deal(lambda name: BLOWS[name].strike(scene))
+
+        def strike(name: str) -> bool:
+            with scene.choosing(self._choices("scene", self.report.scenes, name, self.report.struck[name])):
+                return BLOWS[name].strike(scene)
+
+        struck = self._blows.deal(strike)
         if struck is not None:
             self.report.struck[struck] += 1
             self._dealt.append(struck)
@@ -250,7 +258,7 @@ class Prove:
 
         def arm(name: str) -> bool:
             assert proxy is not None
-            proxy.arm(name, nth=self._rng.randint(1, 8))
+            proxy.arm(name, nth=scene.rng.randint(1, 8))
             return True
 
         for _ in range(_PROXY_FAULTS if proxy else 0):
@@ -280,6 +288,10 @@ class Prove:
                 self._tell(f"{self.report.during} was cut short: {cut}")
                 away = str(cut)
         raise Broken(Violation("behind", scene.folder.name, f"one of {_LAST_RUNS} runs without faults that catches up", away))
+
+    def _choices(self, *what: object) -> Random:
+        """Make the choices of one thing: each has its own, so that what time decides here changes nothing there."""
+        return Random("/".join(map(str, (self._seed, *what))))  # noqa: S311 — repeatable, not secret
 
     # ── time and numbers ───────────────────────────────────────────────────────────────────
     def _over(self) -> bool:

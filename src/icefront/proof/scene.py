@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, cycle
@@ -154,6 +154,15 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         for driver in self._drivers:
             driver.close()
+
+    @contextmanager
+    def choosing(self, rng: Random) -> Iterator[None]:
+        """Make choices of another's for a while."""
+        own, self.rng = self.rng, rng
+        try:
+            yield
+        finally:
+            self.rng = own
 
     # ── the table ──────────────────────────────────────────────────────────────────────────
     @property

@@ -30,6 +30,7 @@ from icefront.core.protocol import (
     NotLanded,
     Outcome,
     Publication,
+    Published,
     Request,
     Send,
     claiming,
@@ -328,6 +329,7 @@ class IcebergSink:
         mark = self._converse(
             claiming(wanted.pipeline, wanted.table, run, source, adopt=adopt or wanted.shared, retries=wanted.retries)
         )
+        failpoint("claim.after")
         self._writer = mark.writer
         log.info("claimed", table=wanted.table, writer=str(mark.writer), frontier=str(mark.frontier))
         # Only now: a table that turns out not to be ours is left as it is.
@@ -361,7 +363,12 @@ class IcebergSink:
         return Schema.model_validate_json(self._gateway.schema_parser.toJson(schema))
 
     def publish(self, staged: Staged, onto: Mark) -> Outcome:
-        return self._converse(publishing(Publication(staged, onto), retries=self._wanted.retries))
+        outcome = self._converse(publishing(Publication(staged, onto), retries=self._wanted.retries))
+        if isinstance(outcome, Published):
+            # Also when the answer was lost and it was found in the table.
+            step = "publish" if staged.files else "heartbeat"
+            failpoint(f"{step}.after")
+        return outcome
 
     def _converse(self, conversation: Generator[Request, Answer, T]) -> T:
         """Carry out what the protocol asks for, with back-off between attempts."""
@@ -423,7 +430,7 @@ class IcebergSink:
             fence(head, intent)
 
         failpoint(f"{step}.before")
-        answer = table.commit_fenced(
+        return table.commit_fenced(
             self._wanted.pipeline,
             files,
             entries,
@@ -433,9 +440,6 @@ class IcebergSink:
             patience=self._wanted.patience,
             before_commit=lambda: failpoint(f"{step}.before-commit"),
         )
-        if isinstance(answer, Landed):
-            failpoint(f"{step}.after")
-        return answer
 
     def _check_layout(self, staged: Staged) -> None:
         """Stop when what the files were written under is no longer valid where they would go."""
