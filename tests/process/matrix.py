@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import StaticTable, Table
 
 from icefront.core.marks import Mark
+from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.checker import Checker, Subject, by_datafusion
 from icefront.proof.harness import PROGRAM, Driver, Project, wait_until
 from icefront.proof.oracle import Row, replay
@@ -25,7 +27,10 @@ EVER_WIDER = replace(
     ORDERS, versions=tuple({**ORDERS.versions[0], **{f"extra_{i}": "small" for i in range(n)}} for n in range(64))
 )
 """Orders whose every schema version has one column more."""
-PARTITIONINGS: tuple[list[str], ...] = ([], ["bucket(2, id)"], ["month(created_at)"])
+PARTITIONINGS: Mapping[str, Sequence[str]] = {"": [], "bucket[2]": ["bucket(2, id)"], "month": ["month(created_at)"]}
+"""By the transforms that a table then has."""
+SEEDS = (21, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3)))
+"""One for every test run, and those over which `make test-all` repeats a row."""
 
 
 class Watched(Project):
@@ -46,7 +51,6 @@ class Watched(Project):
         options.setdefault("feed_table", EVER_WIDER)
         super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
         self._drivers: list[Driver] = []
-        self._partitionings = 0
         subject = Subject(
             pipeline="orders",
             keys=("id",),
@@ -94,24 +98,34 @@ class Watched(Project):
 
     def _released(self) -> Sequence[str]:
         """What the runs said that they released, read before the table is."""
-        lines = (line for driver in self._drivers for line in driver.stderr.splitlines() if '"event": "released"' in line)
-        return [json.loads(line)["frontier"] for line in lines]
+        return [frontier for driver in self._drivers for frontier in released(driver.stderr)]
 
     def check_caught_up(self) -> None:
-        """The same, and nothing is missing."""
+        """The same, and nothing is missing: the table is at the end of the feed, and the feed was released up to there."""
         self.check()
         wanted = self.feed.resolved[-1].next()
         assert self.checker.frontier == (wanted.wall, wanted.logical)
+        assert max(map(Timestamp.parse, self._released()), default=ORIGIN) == wanted, "the source was not released up to there"
         assert self.checker.snapshots
+
+    def check_by_spark(self) -> None:
+        """`icefront verify`, which reads by Spark, finds every snapshot right, too."""
+        command = [*self.program, "verify", self.file.name, "--every-snapshot", "--json"]
+        with Driver(command, self.folder, os.environ) as driver:
+            compared = json.loads(driver.expect(0).stdout)
+        assert len(compared) > self.checker.snapshots, "epochs and at least one claim"
+        assert all(point["equal"] for point in compared)
 
     def provoke(self, failpoint: str) -> None:
         """Give the next run what makes it pass this failpoint."""
-        match failpoint.partition(".")[0]:
+        step = failpoint.partition(".")[0]
+        if step in {"schema", "partitioning"} and self.load() is None:
+            self.run()  # a new table has what it should have from the beginning
+        match step:
             case "schema":
                 self.feed.alter("orders")
             case "partitioning":
-                self._partitionings += 1
-                self.configure({"partition_by": PARTITIONINGS[self._partitionings % len(PARTITIONINGS)]})
+                self.configure({"partition_by": self._another_partitioning()})
             case "heartbeat":
                 # What was said ahead of its time is through after two periods.
                 self.feed.advance(0)
@@ -119,6 +133,13 @@ class Watched(Project):
                 self.feed.advance(0)
                 return
         self.feed.advance(20)
+
+    def _another_partitioning(self) -> Sequence[str]:
+        """Choose one that the table does not have now."""
+        table = self.load()
+        assert table is not None
+        now = list(PARTITIONINGS).index(",".join(str(field.transform) for field in table.spec().fields))
+        return list(PARTITIONINGS.values())[(now + 1) % len(PARTITIONINGS)]
 
     def files(self) -> Mapping[Path, int]:
         """The data and delete files that lie in the warehouse, with their times of writing."""
@@ -147,13 +168,27 @@ class Watched(Project):
         return str(self.mark().writer)
 
 
+def released(log: str) -> Sequence[str]:
+    """What a run said that it released, in whole lines: the last one may be half written, by a run that lives or was killed."""
+    whole = log.split("\n")[:-1]
+    return [json.loads(line)["frontier"] for line in whole if '"event": "released"' in line]
+
+
+def ready_for(failpoint: str, project: Watched, folder: Path) -> Watched:
+    """Return a project whose next run passes this failpoint: this one, or a new one where there may be no table yet."""
+    if failpoint.startswith("table.") and project.load() is not None:
+        project = Watched(folder)
+    project.provoke(failpoint)
+    return project
+
+
 # ── strikes in workers ─────────────────────────────────────────────────────────────────────
 HOOKED = {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent / "hooks"), os.environ.get("PYTHONPATH")]))}
 """What makes a Python process load our `sitecustomize`."""
 
 
 class Strike:
-    """Lets the first attempt to write files fail or hang, when its files are complete."""
+    """Lets the first attempt to write files fail or hang, or every one report them twice, when they are complete."""
 
     def __init__(self, action: str, folder: Path) -> None:
         self._mark = folder / "struck"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent.parent
 PROMISED = set(re.findall(r"`(test_\w+)`", (TESTS.parent / "docs" / "guarantees.md").read_text()))
@@ -15,6 +17,106 @@ CONTROLS = {
     "test_which_requests_the_client_repeats_by_itself",
     "test_iceberg_by_itself_removes_what_a_landed_commit_needs",
 }
+ROWS: Mapping[str, Sequence[str]] = {
+    # the process and its parts
+    "SIGKILL at each failpoint": ["test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on"],
+    "raise at each failpoint": ["test_an_exception_that_nobody_foresaw_ends_the_run_and_the_next_one_goes_on"],
+    "driver dies after staging, before the commit": ["test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again"],
+    "zombie driver": [
+        "test_a_writer_that_is_paused_overtaken_and_woken_is_refused",
+        "test_a_writer_that_is_paused_before_its_claim_takes_over_and_goes_on_from_what_it_finds",
+    ],
+    "several drivers started at once": [
+        "test_of_several_drivers_started_at_once_the_last_to_claim_publishes",
+        "test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works",
+    ],
+    "JVM killed": ["test_the_jvm_is_killed_and_the_run_stops_cleanly"],
+    "Python worker killed": [
+        "test_a_python_worker_is_killed_and_spark_tries_again",
+        "test_a_python_worker_is_killed_and_without_another_attempt_the_run_stops_cleanly",
+    ],
+    "task retried": ["test_a_failed_attempt_is_tried_again_and_only_the_second_is_published"],
+    "task speculated": ["test_a_slow_task_is_speculated_and_only_the_winner_is_published"],
+    "executor lost": ["test_an_executor_that_is_lost_is_replaced"],
+    # the commit
+    "applied, answer lost; 5xx; timeout; request repeated": [
+        "test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault",
+        "test_a_publish_that_the_client_repeats_by_itself_happens_once",
+        "test_a_look_that_fails_after_a_lost_answer_is_repeated",
+    ],
+    "applied late": [
+        "test_a_publish_applied_after_a_successors_claim_is_refused",
+        "test_a_publish_applied_before_a_successors_claim_counts_and_the_successor_goes_on_from_it",
+        "test_a_claim_applied_late_takes_nothing_from_the_successor",
+    ],
+    "refused for good": ["test_a_commit_that_is_never_accepted_stays_staged_and_the_next_run_publishes_it"],
+    "embedded catalog locked": [
+        "test_a_publish_waits_for_a_database_that_is_locked_for_a_moment",
+        "test_a_database_that_stays_locked_is_a_connection_that_failed",
+    ],
+    "embedded catalog, killed in mid-commit": [
+        "test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with"
+    ],
+    # other programs in the same table
+    "conflicting foreign commits": [
+        "test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing"
+    ],
+    "concurrent maintenance": [
+        "test_maintenance_by_others_right_before_each_of_our_commits",
+        "test_maintenance_by_others_all_the_time",
+        "test_staged_files_that_were_removed_as_orphans_are_written_again",
+    ],
+    "rollback": ["test_a_table_that_is_rolled_back_stops_the_run_and_the_next_one_until_it_is_set_forward"],
+    "CREATE OR REPLACE": ["test_a_table_that_is_replaced_stops_the_run_and_the_next_one"],
+    "table dropped": [
+        "test_a_table_that_is_dropped_and_recreated_stops_the_run",
+        "test_a_table_that_is_dropped_stops_the_run_and_the_next_one_loads_it_anew",
+    ],
+    "schema or partition spec changed by others": [
+        "test_columns_that_others_add_to_the_table_do_not_stop_a_running_pipeline",
+        "test_scoped_deletes_stop_when_a_second_spec_appears",
+    ],
+    "mark or state of a newer Icefront": [
+        "test_a_mark_of_a_newer_icefront_stops_and_names_both_versions",
+        "test_a_note_of_a_newer_icefront_stops_and_names_both_versions",
+    ],
+    "one of several targets fails": ["test_a_target_that_fails_stays_and_the_others_go_on"],
+    # disk, state, clock
+    "full disk": [
+        "test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on",
+        "test_a_full_disk_stops_the_publish_and_nothing_else",
+    ],
+    "state store lost, corrupt, or older copy restored": [
+        "test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work"
+    ],
+    "clock goes back": ["test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name"],
+    # what comes in
+    "a file reported twice": [
+        "test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once",
+        "test_a_closed_file_that_is_reported_twice_unlike_stops",
+    ],
+    "duplicate or out-of-order delivery": ["test_updates_deletes_and_repetitions_leave_the_last_state_of_each_key"],
+    "a new change below the frontier": ["test_a_new_change_below_the_frontier_is_counted_and_its_row_found_missing"],
+    "resolved timestamp regresses": [
+        "test_a_feed_whose_resolved_timestamps_went_back_stops",
+        "test_a_resolved_timestamp_that_regresses_above_the_frontier_is_ignored",
+    ],
+    "source retention passed the frontier": [
+        "test_a_feed_whose_next_files_were_cleaned_away_stops",
+        "test_a_deleted_file_that_still_had_changes_to_come_stops",
+    ],
+    "source recreated or truncated under the same name": [
+        "test_another_feed_under_the_same_pipeline_stops",
+        "test_a_feed_that_was_emptied_or_unmounted_is_not_caught_up",
+    ],
+    "one change or one epoch larger than a task": [
+        "test_a_huge_row_arrives_whole",
+        "test_large_epochs_are_exchanged_by_key_between_workers",
+    ],
+    "poison record": ["test_a_malformed_line_is_named_by_file_and_line"],
+    "schema change mid-epoch": ["test_a_schema_that_changes_between_two_files_of_one_epoch"],
+}
+"""The rows of the protocol's failure matrix that concern the way into Iceberg, each with tests that it cannot be without."""
 CHANNEL = ("commits", "late", "pipeline", "sqlite_catalog")
 """What in `rest` is of the matrix; the others are about the proxy itself, and about the words of errors."""
 
@@ -43,6 +145,11 @@ def _is_long(expression: ast.AST) -> bool:
 def test_every_test_that_is_promised_runs_in_every_test_run() -> None:
     missing = PROMISED - in_every_run(TESTS.rglob("test_*.py"))
     assert missing == set()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_failure_matrix_is_promised(row: str) -> None:
+    assert set(ROWS[row]) - PROMISED == set()
 
 
 def test_every_test_of_the_matrix_is_promised() -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -20,12 +21,13 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 from sqlalchemy.exc import OperationalError
 
 from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_REMOVED, FOREIGN_ROWS, files_of, staged_notes
 from icefront.proof.harness import KILLED, Driver, wait_until
-from tests.process.matrix import Watched
+from tests.process.matrix import SEEDS, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]
 STOPPED = 5
@@ -59,62 +61,77 @@ def append(table: Table, key: int) -> None:
     table.append(rows, snapshot_properties={FOREIGN_ROWS: str(key)})
 
 
-class Appending:
-    """A foreign writer that appends one row after the other, from another thread until we leave, except while it is held."""
+def appending(project: Watched) -> Callable[[], bool]:
+    """A foreign writer's work: one row, with a key that was not tried before."""
+    keys = count(FOREIGN)
 
-    def __init__(self, project: Watched) -> None:
-        self.keys: list[int] = []
-        self._project = project
-        self._over, self._free, self._committing = threading.Event(), threading.Event(), threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "foreign")
+    def append_one() -> bool:
+        table = project.load()
+        assert table is not None
+        try:
+            append(table, next(keys))
+        except (CommitFailedException, OperationalError):
+            return False  # ours came first
+        return True
+
+    return append_one
+
+
+class Others:
+    """Another program, which does its work again and again from another thread until we leave, except while it is held.
+
+    The work says whether it committed something.
+    """
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self.commits = 0
+        self._work = work
+        self._over, self._free, self._working = threading.Event(), threading.Event(), threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "others")
 
     def __enter__(self) -> Self:
-        self._working = self._thread.submit(self._work)
+        self._life = self._thread.submit(self._live)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.shutdown()
-        self._working.result()
+        self._life.result()
 
-    def _work(self) -> None:
+    def _live(self) -> None:
         while not self._over.wait(0.01):
-            with self._committing:
+            with self._working:
                 if self._free.is_set():
-                    self._append()
-
-    def _append(self) -> None:
-        table = self._project.load()
-        assert table is not None
-        key = FOREIGN + len(self.keys)
-        with suppress(CommitFailedException, OperationalError):  # ours came first
-            append(table, key)
-            self.keys.append(key)
+                    self.commits += self._work()
 
     def hold(self) -> None:
         """Let no commit of it come from here on."""
         self._free.clear()
-        with self._committing:
+        with self._working:
             pass  # what was under way is over
 
     def let_go(self) -> None:
         self._free.set()
 
-    def wait_for_another(self) -> None:
-        so_far = len(self.keys)
-        wait_until(lambda: len(self.keys) > so_far or self._working.done(), what="no foreign commit landed")
+    def wait_for(self, more: int) -> None:
+        """Wait for so many more commits of it."""
+        enough = self.commits + more
+        wait_until(lambda: self.commits >= enough or self._life.done(), what="no commit of others landed")
 
 
-def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing(
+    tmp_path: Path, seed: int
+) -> None:
     """It commits before the first attempt at every second epoch for sure, and goes on until we have lost once more.
 
     Then it is held until we are through: how many attempts an epoch takes must not be a matter of luck on a slow machine.
     """
     # PyIceberg writes format 2 only.
-    project = Watched(tmp_path, sink={"format_version": 2})
+    project = Watched(tmp_path, seed=seed, sink={"format_version": 2})
     for _ in range(6):
         project.feed.advance(20)
-    with project.start(AT_EACH_COMMIT) as driver, Appending(project) as others:
+    with project.start(AT_EACH_COMMIT) as driver, Others(appending(project)) as others:
         for epoch, attempt in attempts(project, driver):
             if epoch == 1:
                 continue  # written without deletes, for a table that is empty
@@ -123,7 +140,7 @@ def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_co
             else:
                 others.let_go()
                 if epoch % 2 == 0:
-                    others.wait_for_another()
+                    others.wait_for(1)
         driver.expect(0)
     assert len(asked(driver)) == 8
     assert min(asked(driver)[1::2]) >= 2, "a commit of ours that had to conflict did not"
@@ -133,8 +150,8 @@ def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_co
 # ── maintenance ────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def project(tmp_path: Path, lake_folder: Path, table: str) -> Watched:
-    """A project on the catalog of the test run's own session."""
-    return Watched(tmp_path, catalog=lake_folder, table=table)
+    """A project on the catalog of the test run's own session; its commits wait for others as long as a slow machine takes."""
+    return Watched(tmp_path, catalog=lake_folder, table=table, settings={"commit": {"patience": "10m"}})
 
 
 def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:
@@ -235,23 +252,43 @@ def test_staged_files_that_were_removed_as_orphans_are_written_again(project: Wa
     project.check_caught_up()
 
 
+def rewrites(project: Watched) -> int:
+    """How many snapshots of the table only rewrite what was there."""
+    table = project.load()
+    assert table is not None
+    return sum(s.summary is not None and s.summary.operation is Operation.REPLACE for s in table.metadata.snapshots)
+
+
 def test_maintenance_by_others_all_the_time(project: Watched, spark: Any) -> None:
-    """Here it is their commits that meet ours in the middle: they may fail, ours may not."""
-    for _ in range(9):
+    """Here our commits meet theirs in the middle, too: theirs may fail, ours may not. Before every second one of ours two land."""
+    for _ in range(5):
         project.feed.advance(20)
-    others = maintenance(spark, project.table)
-    remove_orphans = partial(procedures, spark, project.table, "remove_orphan_files")
-    done = 0
-    with project.start("publish.before-commit=pause@2") as driver:
-        driver.wait_until_stopped()
-        driver.wake()
-        while driver.code is None:
-            for work in (others["rewrite_data_files"], others["rewrite_manifests"], remove_orphans):
-                with suppress(Py4JJavaError):
-                    work()
-                    done += 1
+    statements = maintenance(spark, project.table)
+    works = {name: statements[name] for name in ("rewrite_data_files", "rewrite_manifests")}
+    works["remove_orphan_files"] = partial(procedures, spark, project.table, "remove_orphan_files")
+    names, done = cycle(works), Counter[str]()
+
+    def maintain() -> bool:
+        before, name = rewrites(project), next(names)
+        with suppress(Py4JJavaError):  # ours came first
+            works[name]()
+            done[name] += 1
+        return rewrites(project) > before
+
+    with project.start(AT_EACH_COMMIT) as driver, Others(maintain) as others:
+        for epoch, attempt in attempts(project, driver):
+            if epoch < 3:
+                continue  # there is nothing to maintain yet
+            if attempt > 2:
+                others.hold()
+            else:
+                others.let_go()
+                if epoch % 2 and attempt == 1:
+                    others.wait_for(2)  # both kinds: what begins when we are woken may lose every time
         driver.expect(0)
-    assert done
+    assert min(asked(driver)[2::2]) >= 2, f"a commit of ours that had to conflict did not: {asked(driver)}"
+    assert rewrites(project) >= others.commits >= 6
+    assert done.keys() == works.keys()
     project.check_caught_up()
 
 

@@ -11,9 +11,12 @@ import pytest
 from icefront.core.errors import StagedMismatch
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.ports import Report
+from icefront.proof.checker import staged_notes
 from icefront.proof.harness import KILLED
 from icefront.spark.job import _collect
-from tests.process.matrix import Watched
+from tests.process.matrix import Strike, Watched
+
+STOPPED = 5
 
 
 @pytest.mark.process
@@ -33,6 +36,23 @@ def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path) ->
     table = project.load()
     assert table is not None
     assert {"extra_0", "extra_1"} <= set(table.schema().column_names)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(tmp_path: Path) -> None:
+    """Every file of the first run; the second one publishes what is staged, and then meets a report that contradicts another."""
+    project = Watched(tmp_path)
+    project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=Strike("twice", tmp_path).environment)
+    noted = [file for note in staged_notes(project.state) for file in note["files"]]
+    assert len(noted) == len(set(noted)) == len(project.files()) > 2
+    frontier = project.feed.resolved[-1].next()
+    project.feed.advance(20)
+    run = project.run(code=STOPPED, environment=Strike("unlike", tmp_path).environment)
+    assert "was reported twice" in run.stderr
+    assert [epoch["recovered"] for epoch in run.epochs()] == [True, True]
+    project.check()
+    assert project.mark().frontier == frontier
 
 
 FILE = ClosedFile(FileKind.DATA, "lake.t.orders", "e", 0, "a", "file:///t/1.parquet", 100, 10, 0, 0)

@@ -9,9 +9,10 @@ import pytest
 
 from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.harness import KILLED
-from tests.process.matrix import Watched
+from tests.process.matrix import Watched, ready_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+UNEXPECTED = 1
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,22 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on(project: Watched, failpoint: str) -> None:
-    project.provoke(failpoint)
+def test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on(
+    project: Watched, failpoint: str, tmp_path: Path
+) -> None:
+    project = ready_for(failpoint, project, tmp_path)
     project.run(f"{failpoint}=kill", code=KILLED)
+    project.check()
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["write.after", *(pytest.param(name, marks=pytest.mark.long) for name in FAILPOINTS if name != "write.after")]
+)
+def test_an_exception_that_nobody_foresaw_ends_the_run_and_the_next_one_goes_on(
+    project: Watched, failpoint: str, tmp_path: Path
+) -> None:
+    project = ready_for(failpoint, project, tmp_path)
+    assert "unexpected FailpointError" in project.run(f"{failpoint}=raise", code=UNEXPECTED).stderr
     project.check()
 
 
@@ -38,6 +52,7 @@ def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(tm
     assert [epoch["recovered"] for epoch in project.run().epochs()] == [True, True, True]
     assert project.files() == files
     project.check_caught_up()
+    project.check_by_spark()
 
 
 @pytest.mark.long
@@ -57,3 +72,4 @@ def test_killed_at_each_failpoint_and_recovered_at_once(tmp_path: Path, seed: in
         project.check()
         project.run()
         project.check_caught_up()
+    project.check_by_spark()

@@ -16,7 +16,7 @@ import pytest
 
 from icefront.proof.harness import KILLED, Driver
 from tests.process import full_disk
-from tests.process.matrix import HOOKED, Watched
+from tests.process.matrix import HOOKED, SEEDS, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
@@ -36,9 +36,12 @@ def test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on(tmp_
 
 
 # ── state ──────────────────────────────────────────────────────────────────────────────────
-def test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work(tmp_path: Path, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work(
+    tmp_path: Path, seed: int, subtests: pytest.Subtests
+) -> None:
     """Each run leaves a staged epoch behind; what is done to its note must not matter to the next one."""
-    project = Watched(tmp_path)
+    project = Watched(tmp_path, seed=seed)
 
     def delete() -> None:
         for path in files():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from icefront.proof.failpoints import FAILPOINTS
 from icefront.proof.harness import Driver, wait_until
-from tests.process.matrix import Strike, Watched
+from tests.process.matrix import SEEDS, Strike, Watched, ready_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 UNREACHABLE = 3
@@ -57,16 +59,41 @@ def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, subtests: p
         project.feed.advance(20)
         with subtests.test(name), project.start(f"{failpoint}=pause@2") as driver:
             kill(driver.wait_until_stopped(), project)
-            driver.expect(UNREACHABLE)
-            assert "JVM" in driver.stderr
-            assert "unexpected" not in driver.stderr
+            expect_the_reason(driver)
         project.check()
     project.run()
     project.check_caught_up()
 
 
-def test_a_python_worker_is_killed_and_spark_tries_again(tmp_path: Path) -> None:
-    project = Watched(tmp_path, spark={"spark.master": "local[1,3]"})
+def expect_the_reason(driver: Driver) -> None:
+    driver.expect(UNREACHABLE)
+    assert "JVM" in driver.stderr
+    assert "unexpected" not in driver.stderr
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One table whose every run loses its JVM; the last one has to make up for all of them."""
+    project = Watched(tmp_path_factory.mktemp("jvm"))
+    yield project
+    project.run()
+    project.check_caught_up()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_the_jvm_is_killed_at_each_failpoint(project: Watched, failpoint: str, tmp_path: Path) -> None:
+    project = ready_for(failpoint, project, tmp_path)
+    project.feed.advance(20)  # there is something left to do without it
+    with project.start(f"{failpoint}=pause") as driver:
+        kill_at_once(driver.wait_until_stopped(), project)
+        expect_the_reason(driver)
+    project.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_python_worker_is_killed_and_spark_tries_again(tmp_path: Path, seed: int) -> None:
+    project = Watched(tmp_path, seed=seed, spark={"spark.master": "local[1,3]"})
     strike = Strike("hang", tmp_path)
     with project.start(environment=strike.environment) as driver:
         assert strike.worker() in driver.workers()
@@ -78,8 +105,9 @@ def test_a_python_worker_is_killed_and_spark_tries_again(tmp_path: Path) -> None
     assert not lost & project.committed(), "what the lost attempt wrote was published"
 
 
-def test_a_python_worker_is_killed_and_without_another_attempt_the_run_stops_cleanly(tmp_path: Path) -> None:
-    project = Watched(tmp_path)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_python_worker_is_killed_and_without_another_attempt_the_run_stops_cleanly(tmp_path: Path, seed: int) -> None:
+    project = Watched(tmp_path, seed=seed)
     strike = Strike("hang", tmp_path)
     with project.start(environment=strike.environment) as driver:
         os.kill(strike.worker(), signal.SIGKILL)
@@ -90,8 +118,9 @@ def test_a_python_worker_is_killed_and_without_another_attempt_the_run_stops_cle
     project.check_caught_up()
 
 
-def test_a_failed_attempt_is_tried_again_and_only_the_second_is_published(tmp_path: Path) -> None:
-    project = Watched(tmp_path, spark={"spark.master": "local[1,3]"})
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_failed_attempt_is_tried_again_and_only_the_second_is_published(tmp_path: Path, seed: int) -> None:
+    project = Watched(tmp_path, seed=seed, spark={"spark.master": "local[1,3]"})
     strike = Strike("raise", tmp_path)
     project.run(environment=strike.environment)
     assert strike.worker()

@@ -96,3 +96,4 @@ def test_each_of_them_alone(tmp_path: Path, seed: int, subtests: pytest.Subtests
         overtake_and_wake(project, [failpoint], subtests.test)
     project.run()
     project.check_caught_up()
+    project.check_by_spark()

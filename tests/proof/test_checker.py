@@ -234,6 +234,18 @@ def test_a_file_that_two_snapshots_add_is_found(story: Story):
     assert story.kinds() == [Kind.ADDED_TWICE]
 
 
+def test_a_file_that_one_snapshot_adds_twice_is_found(story: Story):
+    other = story.catalog.create_table("t.other", COLUMNS)
+    other.append(pa.table({"id": [FOREIGN], "v": ["theirs"]}, schema=COLUMNS))
+    snapshot = other.current_snapshot()
+    assert snapshot is not None
+    (file,) = (entry.data_file for m in snapshot.manifests(other.io) for entry in m.fetch_manifest_entry(other.io))
+    with story.load().transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+        append.append_data_file(file)
+    assert story.kinds() == [Kind.ADDED_TWICE]
+
+
 def rewrite(path: Path) -> None:
     """The same bytes once more: a path that was written twice."""
     path.write_bytes(path.read_bytes())

@@ -1,11 +1,13 @@
 """Verifying by Spark: equal tables are found equal, and every kind of difference is found."""
 
+from dataclasses import replace
+
 import pytest
 
 from icefront.core.errors import ConfigError
 from icefront.core.timestamps import ORIGIN
 from icefront.proof.verify import Comparison, points, verify
-from icefront.testing.feeds import BEGIN, ORDERS, Feed
+from icefront.testing.feeds import BEGIN, ORDERS, SECOND, Feed, FeedWriter
 from tests.lakes import Lake, orders
 
 pytestmark = pytest.mark.spark
@@ -55,6 +57,25 @@ def test_rows_that_someone_else_changed_are_found_and_shown(lake, feed, table):
     assert [row["id"] for row in found.difference.extra] == [1000000]
     (value,) = found.difference.differing
     assert (value.key, value.column, value.actual) == ((second,), "status", "lost")
+
+
+def test_a_new_change_below_the_frontier_is_counted_and_its_row_found_missing(lake, table):
+    """The feed breaks its promise: what it had resolved was not all. A run cannot tell such a change from a repetition."""
+    feed = Feed(lake.feed, tables=(ORDERS,), seed=11, repeats=0.0, beyond=0.0)
+    feed.scan(30)
+    pipeline = lake.pipeline(**orders(table))
+    lake.run(pipeline)
+    resolved, seen = feed.resolved[-1], len(feed.said)
+    late = replace(feed.said[0], key=(10**6,), row={**(feed.said[0].row or {}), "id": 10**6})
+    feed.advance(40)
+    FeedWriter(lake.feed).data(
+        resolved, "00000000000000aa-9-9-00000000", "orders", 1, late.line().encode(), resolved.wall + SECOND
+    )
+    (event,) = lake.run(pipeline).published
+    assert event.counts["below"] == seen + 1  # a new run reads again what is not a day old
+    (found,) = compared(lake, pipeline)
+    assert {kind: n for kind, n in found.difference.counts.items() if n} == {"missing": 1}
+    assert [row["id"] for row in found.difference.missing] == [10**6]
 
 
 def test_a_table_that_does_not_exist_yet_has_nothing_to_compare(lake, feed, table):

@@ -13,8 +13,8 @@ from pyiceberg.table import Table
 from icefront.core.files import Staged
 from icefront.core.marks import Mark
 from icefront.core.protocol import Outcome, Published
+from icefront.proof.checker import by_datafusion
 from icefront.sinks.iceberg import IcebergSink
-from tests import engines
 from tests.servers.rest import RestCatalog
 from tests.sinks.test_iceberg_sink import claim, make, stage
 
@@ -106,8 +106,7 @@ class Channel:
         assert [frontier for _, frontier in epochs] == list(self.held)
         if epochs:
             assert self._travel([i for i, _ in epochs]) == list(self.held.values())
-            rows, _ = engines.read_metadata(table.metadata_location)
-            assert sorted((row["id"], row["v"]) for row in rows) == sorted(list(self.held.values())[-1].items())
+            assert sorted((row["id"], row["v"]) for row in by_datafusion(table)) == sorted(list(self.held.values())[-1].items())
 
     def _travel(self, snapshots: list[int]) -> list[Rows]:
         """Read all these snapshots by Spark, in one query."""

@@ -1,14 +1,16 @@
-"""Loaded by every Python that finds this folder on its path: strikes once in a worker, or sets the clock back.
+"""Loaded by every Python that finds this folder on its path: strikes in a worker, or sets the clock back.
 
-MATRIX_STRIKE=raise|hang   the first attempt to write files fails, or hangs, when its files are complete
-MATRIX_MARK=FILE           made by that attempt, with its process id: whoever finds it made is not the first
-MATRIX_CLOCK=SECONDS       what the clock is wrong by
+MATRIX_STRIKE=raise|hang     the first attempt to write files fails, or hangs, when its files are complete
+MATRIX_STRIKE=twice|unlike   every attempt reports its files twice; or one of them with another size
+MATRIX_MARK=FILE             made by the first attempt, with its process id: whoever finds it made is not the first
+MATRIX_CLOCK=SECONDS         what the clock is wrong by
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -19,10 +21,16 @@ def strike_in_writes(action: str, mark: Path) -> None:
 
     def struck(self, changes, split, attempt):
         written = list(write(self, changes, split, attempt))
-        if written and is_first(mark):
-            if action == "raise":
+        first = written and is_first(mark)
+        match action:
+            case "raise" if first:
                 raise RuntimeError("struck by the failure matrix")
-            time.sleep(600)
+            case "hang" if first:
+                time.sleep(600)
+            case "twice":
+                written *= 2
+            case "unlike" if written:
+                written.append(replace(written[0], size=written[0].size + 1))
         return iter(written)
 
     IcebergEpochWriter.write = struck  # type: ignore[method-assign]
