@@ -36,6 +36,15 @@ def lake_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lake")
 
 
+# Tables of a handful of rows: to compile code for their queries takes longer than to do without.
+SMALL = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
+}
+
+
 @pytest.fixture(scope="session")
 def spark(lake_folder: Path) -> Iterator[Any]:
     """The session of this test run, with an embedded catalog `lake`."""
@@ -43,7 +52,7 @@ def spark(lake_folder: Path) -> Iterator[Any]:
     from icefront.spark.session import start  # noqa: PLC0415
 
     catalog = Catalog(type="sqlite", path=lake_folder)
-    session = start("tests", "local[2]", {"spark.sql.shuffle.partitions": "2", **catalog.spark_conf("lake")})
+    session = start("tests", "local[2]", {**SMALL, **catalog.spark_conf("lake")})
     session.sql("CREATE NAMESPACE IF NOT EXISTS lake.t")
     yield session
     session.stop()

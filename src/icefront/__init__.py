@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from icefront.version import __version__
 
 if TYPE_CHECKING:
-    from icefront.api import Applied, EpochPublished, Pipeline, Result, apply_changes, changes
+    from icefront.api import Applied, EpochPublished, Pipeline, Result, Settled, apply_changes, changes, settle
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "__version__", "apply_changes", "changes"]
+__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "Settled", "__version__", "apply_changes", "changes", "settle"]
 
 
 def __getattr__(name: str) -> Any:

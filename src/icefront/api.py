@@ -1,4 +1,4 @@
-"""What `import icefront` offers: `Pipeline`, `apply_changes` and `changes`. Importing it starts nothing."""
+"""What `import icefront` offers: `Pipeline`, `apply_changes`, `changes` and `settle`. Importing it starts nothing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from icefront.settings.secrets import masked
 from icefront.sources.changefeed import Changefeed
 from icefront.sources.iceberg import IcebergSource, Table
 from icefront.state.store import StateStore
+from icefront.upkeep.settle import Settled, settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPLIT_BYTES = 64 * 1024 * 1024
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "apply_changes", "changes", "start_session"]
+__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "Settled", "apply_changes", "changes", "settle", "start_session"]
 
 
 def start_session(project: Project, name: str) -> SparkSession:

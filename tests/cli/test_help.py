@@ -5,7 +5,7 @@ import pytest
 from icefront import __version__
 from tests.cli.projects import icefront
 
-COMMANDS = ["init", "demo", "doctor", "check", "run", "status", "epochs", "verify", "prove"]
+COMMANDS = ["init", "demo", "doctor", "check", "run", "status", "epochs", "verify", "changes", "settle", "prove"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -15,7 +15,7 @@ def test_every_command_has_help_with_an_example(command):
     assert f"Example: icefront {command}" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["doctor", "check", "run", "status", "epochs", "verify", "prove"])
+@pytest.mark.parametrize("command", ["doctor", "check", "run", "status", "epochs", "verify", "changes", "settle", "prove"])
 def test_every_listing_can_be_json(command):
     assert "--json" in icefront(command, "--help").stdout
 

@@ -29,6 +29,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.", show_default=False)]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="catalog.namespace.table", show_default=False)]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Pipeline files.", show_default=False)]
 
 
@@ -171,7 +172,7 @@ def verify(
 
 @app.command(epilog="Example: [bold]icefront changes lake.shop.orders --from 2026-01-31T12:00:00 --keys id[/]")
 def changes(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="catalog.namespace.table", show_default=False)],
+    table: TableName,
     *,
     begin: Annotated[
         str | None,
@@ -200,6 +201,14 @@ def changes(
 
     wanted = None if keys is None else [key.strip() for key in keys.split(",") if key.strip()]
     changing.changes(table, begin, end, net=net, keys=wanted, proof=proof, limit=limit, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]icefront settle lake.shop.orders[/]")
+def settle(table: TableName, *, as_json: Json = False) -> None:
+    """Turn a table's equality deletes into deletion vectors (format 3) or position deletes (format 2), which every engine reads fast."""
+    from icefront.cli import upkeeping
+
+    upkeeping.settle(table, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]icefront prove --minutes 10[/]")

@@ -186,6 +186,7 @@ class Gateway:
         self.schema_util = iceberg.spark.SparkSchemaUtil
         self.spec_parser = iceberg.PartitionSpecParser
         self.order_parser = iceberg.SortOrderParser
+        self._list_class = jvm.java.lang.Class.forName("java.util.ArrayList")
         self.mapper = iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper()
         self.expressions = iceberg.expressions.Expressions
         self.identifier = iceberg.catalog.TableIdentifier
@@ -277,6 +278,10 @@ class Gateway:
         """Return a schema the way Spark reads it."""
         read = call(lambda: self.schema_util.convert(self.schema_parser.fromJson(schema.model_dump_json())))
         return StructType.fromJson(json.loads(read.json()))
+
+    def read_list(self, values: Iterable[str]) -> JavaObject:
+        """Copy texts to Java in one call."""
+        return self.mapper.readValue(json.dumps(sorted(values)), self._list_class)
 
     def string_map(self, values: Mapping[str, str]) -> JavaObject:
         jvm = self.spark._jvm  # noqa: SLF001
@@ -449,6 +454,54 @@ class JavaTable:
                 f"{timedelta(seconds=(last - now) // 1000)} behind",
                 "set the clock that is wrong, or wait: a commit may be a minute older than the one before it, no more",
             ) from error
+
+    def commit_deletes(
+        self,
+        added: Sequence[Mapping[str, Any]],
+        removed: Sequence[Mapping[str, Any]],
+        files: Iterable[str],
+        planned_at: int,
+        entries: Mapping[str, str],
+        *,
+        patience: float,
+    ) -> int | None:
+        """Add and remove delete files in one step, and return its snapshot; None when another commit touched the same files.
+
+        `added` and `removed` are described as ContentFileParser reads them, `files` are the data files that get deletes. Nothing but
+        a row delta will do: a concurrent compaction does not look at what a `replace` did, and would bring rows back.
+        """
+        described = self.gateway.mapper.readTree(json.dumps([*added, *removed]))
+        given_up = time.monotonic() + patience
+        snapshot: int | None = None
+        while True:
+            try:
+                transaction = self.table.newTransaction()
+                update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
+                update.validateDataFilesExist(self.gateway.read_list(files))
+                update.scanManifestsWith(self.gateway.at_once)
+                for number in range(len(added) + len(removed)):
+                    file = self.gateway.file_parser.fromJson(described.get(number), self.table.specs())
+                    (update.addDeletes if number < len(added) else update.removeDeletes)(file)
+                for key, value in entries.items():
+                    update.set(key, value)
+                update.commit()
+                snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
+                self._swap(transaction)
+            except JAVA_ERRORS as error:
+                self._check_clock(error)
+                if java_class(error).endswith("ValidationException"):
+                    return None
+                failed = translate(error)
+                conflict = java_class(error).endswith("CommitFailedException")
+                if not (conflict or isinstance(failed, ConnectionFailed)) or time.monotonic() >= given_up:
+                    raise failed from error
+                log.info("an upkeep commit was not confirmed; looking", table=self.name, error=failed.fact)
+                self.refresh()
+                if snapshot is not None and self.metadata().snapshot(snapshot) is not None:
+                    return snapshot
+            else:
+                return snapshot
+            time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
 
     def _swap(self, transaction: JavaObject) -> None:
         """Send a change to the catalog, once: its compare-and-swap and nothing around it.

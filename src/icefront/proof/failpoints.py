@@ -46,6 +46,9 @@ FAILPOINTS: Mapping[str, str] = {
     "note.after": "S4: the publication is noted",
     "release.before": "S5: the source is not released yet",
     "release.after": "S5: the source was released",
+    "settle.before": "upkeep: a settle is planned, nothing of it is written",
+    "settle.before-commit": "upkeep: new deletes are written, and are about to be committed",
+    "settle.after": "upkeep: the settle was committed",
 }
 ACTIONS = ("kill", "pause", "raise", "delay:S")
 

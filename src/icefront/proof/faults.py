@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from icefront.core.errors import ConnectionFailed
+from icefront.core.errors import ConnectionFailed, IcefrontError
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Unexpected, wait_until
 from icefront.proof.scene import Broken, Scene
+from icefront.upkeep.settle import settle
 
 UNEXPECTED = 1
 _PAGE = 4096
@@ -311,6 +312,18 @@ def _compaction(scene: Scene) -> bool:
 @_in(BLOWS, "manifests", "another program rewrites the manifests")
 def _manifests(scene: Scene) -> bool:
     return _commits(scene, "rewrite_manifests")
+
+
+@_in(BLOWS, "settle", "upkeep settles the equality deletes that there are")
+def _settle(scene: Scene) -> bool:
+    before = scene.snapshots()
+    if scene.checker.frontier == (0, 0):
+        return False
+    try:
+        settle(scene.lake.spark, scene.table)
+    except IcefrontError as error:
+        raise Broken(Violation(Kind.UNREADABLE, "settle", "a table that can be settled", str(error))) from error
+    return scene.snapshots() != before
 
 
 @_in(BLOWS, "expiry", "another program expires snapshots and deletes the files that only they had")

@@ -1,0 +1,248 @@
+"""Settling real tables: every reader sees the same rows before and after, and engines without equality deletes can read it then."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from icefront.changes import changes
+from icefront.iceberg.live import DeleteKind
+from icefront.iceberg.view import View
+from icefront.upkeep import settle as settling
+from icefront.upkeep.settle import debt, settle
+from tests.changes.oracle import spelled
+from tests.changes.streaming import Streaming
+from tests.changes.test_changes import create
+
+pytestmark = pytest.mark.spark
+
+
+def rows(spark: Any, table: str) -> Counter[Any]:
+    spark.sql(f"REFRESH TABLE {table}")
+    return Counter(tuple(spelled(v) for v in row) for row in spark.table(table).collect())
+
+
+def by_pyiceberg(lake_folder: Any, table: str) -> Counter[Any]:
+    """PyIceberg refuses equality deletes."""
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{lake_folder}/catalog.db")
+    found = catalog.load_table(table.partition(".")[2]).scan().to_arrow()
+    return Counter(tuple(spelled(v) for v in row.values()) for row in found.to_pylist())
+
+
+def deletes(spark: Any, table: str) -> Counter[DeleteKind]:
+    view = View.of(spark, table)
+    manifests = view.manifests()
+    found = manifests.entries(list(manifests.of(view.metadata.current_snapshot()).values()))
+    return Counter(d.kind for entries in found for d in entries.deletes)
+
+
+def check(spark: Any, lake_folder: Any, table: str) -> settling.Settled:
+    """Settle, and compare what two engines read with what was there."""
+    before = rows(spark, table)
+    done = settle(spark, table)
+    assert rows(spark, table) == before
+    assert by_pyiceberg(lake_folder, table) == before
+    assert DeleteKind.EQUALITY not in deletes(spark, table)
+    assert not debt(View.of(spark, table)).equality
+    assert settle(spark, table).snapshots == (), "there is nothing left to settle"
+    return done
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partitioned", ["", "n", "bucket(3, id)"])
+def test_upserts_are_settled(spark: Any, lake_folder: Any, table: str, version: int, partitioned: str) -> None:
+    create(spark, table, version=version)
+    if partitioned:
+        # Icefront's own tables begin unpartitioned: that is what global equality deletes need.
+        spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD {partitioned}")
+    spark.sql(f"INSERT INTO {table} SELECT id, concat('v', id), CAST(id % 3 AS int) FROM range(40)")
+    spark.sql(f"INSERT INTO {table} SELECT id, concat('w', id), CAST(id % 3 AS int) FROM range(40, 60)")
+    writer = Streaming(spark, table)
+    writer.commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}, {"id": 41}, {"id": 999}])
+    writer.commit([{"id": 5, "v": "newer", "n": 2}], [{"id": 5}, {"id": 7}])
+    done = check(spark, lake_folder, table)
+    assert done.equality_files == 2
+    assert done.dead_rows == 4, "5 twice, 41 and 7"
+    assert len(done.snapshots) == 1
+    kind = DeleteKind.VECTOR if version == 3 else DeleteKind.POSITION
+    assert deletes(spark, table) == {kind: done.files_with_dead_rows}
+
+
+def test_nothing_of_it_is_a_change(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(10)")
+    Streaming(spark, table).commit([], [{"id": 1}])
+    before = View.of(spark, table).metadata.current_snapshot_id
+    check(spark, lake_folder, table)
+    assert changes(spark, table, before).collect() == []
+
+
+def test_vectors_and_position_deletes_of_others_are_merged_not_lost(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table, version=2)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(20)")
+    spark.sql(f"DELETE FROM {table} WHERE id IN (1, 2)")
+    assert deletes(spark, table) == {DeleteKind.POSITION: 1}
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version'='3')")
+    Streaming(spark, table).commit([], [{"id": 2}, {"id": 3}])
+    assert check(spark, lake_folder, table).dead_rows == 3, "a vector stands for all"
+    spark.sql(f"DELETE FROM {table} WHERE id = 4")
+    Streaming(spark, table).commit([], [{"id": 5}])
+    check(spark, lake_folder, table)
+    assert sorted(row[0] for row in spark.table(table).collect()) == [0, *range(6, 20)]
+    assert deletes(spark, table)[DeleteKind.VECTOR] == 1
+
+
+def test_keys_of_several_columns_nulls_and_several_sets_of_them(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a', 1), (1, 'b', 1), (1, NULL, 1), (NULL, 'a', 1), (NULL, NULL, 2), (2, 'x', 3)")
+    writer = Streaming(spark, table)
+    writer.commit([], [{"id": 1, "v": None}, {"id": None, "v": "a"}], keys=("id", "v"))
+    writer.commit([], [{"n": 2}], keys=("n",))
+    writer.commit([], [{"v": "x"}], keys=("v",))
+    assert check(spark, lake_folder, table).dead_rows == 4
+    assert {tuple(row) for row in spark.table(table).collect()} == {(1, "a", 1), (1, "b", 1)}
+
+
+def test_keys_that_were_widened_and_renamed(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
+    Streaming(spark, table).commit([], [{"n": 1}], keys=("n",))
+    spark.sql(f"ALTER TABLE {table} ALTER COLUMN n TYPE bigint")
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN n TO number")
+    Streaming(spark, table).commit([], [{"number": 2}], keys=("number",))
+    check(spark, lake_folder, table)
+    assert [tuple(row) for row in spark.table(table).collect()] == [(3, "c", 3)]
+
+
+def test_partitions_of_every_kind(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table, columns="id bigint, d date, t timestamp_ntz, x decimal(9,2), s string, b binary")
+    for term in ("days(t)", "months(d)", "x", "truncate(2, s)", "bucket(2, b)"):
+        spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD {term}")
+    values = [
+        f"({i}, DATE '2024-0{i}-03', TIMESTAMP_NTZ '1969-12-3{i % 2} 23:59:59', {i}.25, 's{i}/ü', X'0{i}')" for i in range(1, 6)
+    ]
+    spark.sql(f"INSERT INTO {table} VALUES {', '.join(values)}, (6, NULL, NULL, NULL, NULL, NULL)")
+    Streaming(spark, table).commit([], [{"id": 2}, {"id": 6}])
+    assert check(spark, lake_folder, table).dead_rows == 2
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_large_settles_take_several_commits(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    for start in (0, 10, 20):
+        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    Streaming(spark, table).commit([], [{"id": i} for i in (1, 11, 21)])
+    monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
+    assert len(check(spark, lake_folder, table).snapshots) == 3
+
+
+# ── beside others ──────────────────────────────────────────────────────────────────────────
+class Between:
+    """Something that happens after a settle has found its dead rows and before it commits, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
+        self.left = [happens]
+        commit = settling._commit
+
+        def first(*arguments: Any) -> Any:
+            if self.left:
+                self.left.pop()()
+            return commit(*arguments)
+
+        monkeypatch.setattr(settling, "_commit", first)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_publish_between_does_not_matter(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(10)")
+    writer = Streaming(spark, table)
+    writer.commit([], [{"id": 1}])
+    Between(monkeypatch, lambda: writer.commit([{"id": 2, "v": "later", "n": 0}], [{"id": 2}]))
+    done = settle(spark, table)
+    assert done.rounds == 1, "they commute"
+    assert deletes(spark, table)[DeleteKind.EQUALITY] == 1, "the later one is not settled yet"
+    check(spark, lake_folder, table)
+    assert sorted((row[0], row[1]) for row in spark.table(table).collect()) == sorted(
+        (i, "later" if i == 2 else "v") for i in range(10) if i != 1
+    )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("into_new_spec", [False, True])
+def test_a_compaction_between_makes_it_plan_anew(
+    spark: Any, lake_folder: Any, table: str, version: int, into_new_spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', CAST(id % 2 AS int) FROM range(10)")
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', CAST(id % 2 AS int) FROM range(10, 20)")
+    Streaming(spark, table).commit([], [{"id": 1}, {"id": 11}])
+
+    def compact() -> None:
+        if into_new_spec:
+            spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+        spark.sql(f"CALL lake.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))")
+
+    Between(monkeypatch, compact)
+    before = rows(spark, table)
+    settle(spark, table)
+    assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
+    assert deletes(spark, table)[DeleteKind.EQUALITY] == 0
+
+
+def test_a_compaction_that_began_before_and_ends_after_it_is_refused(spark: Any, lake_folder: Any, table: str) -> None:
+    """Without the validations of both, the row comes back: its new file knows nothing of the vector."""
+    create(spark, table)
+    Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(5)])
+    writer = Streaming(spark, table)
+    writer.table.refresh()
+    old = writer.table.table.newScan().planFiles().iterator().next().file()
+    at = writer.table.table.currentSnapshot()
+    Streaming(spark, table).commit([], [{"id": 1}])
+    # As rewrite_data_files does it: rows as they were at its beginning, with that sequence number.
+    rewrite = writer.table.table.newRewrite().validateFromSnapshot(at.snapshotId()).dataSequenceNumber(at.sequenceNumber())
+    arrow = schema_to_pyarrow(Schema.model_validate_json(writer.table.schema_json()), include_field_ids=True)
+    _, new = writer._file("DATA", [{"id": i, "v": "v", "n": 0} for i in range(5)], arrow, {"spec-id": 0, "partition": {}})
+    rewrite.deleteFile(old)
+    rewrite.addFile(new)
+    check(spark, lake_folder, table)
+    with pytest.raises(Exception, match="found new"):
+        rewrite.commit()
+    assert sorted(row[0] for row in spark.table(table).collect()) == [0, 2, 3, 4]
+
+
+def test_a_foreign_delete_of_the_same_rows_between_is_kept(
+    spark: Any, lake_folder: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(10)")
+    Streaming(spark, table).commit([], [{"id": 1}])
+    Between(monkeypatch, lambda: spark.sql(f"DELETE FROM {table} WHERE id = 2"))
+    done = settle(spark, table)
+    assert done.rounds == 2, "a vector of another's has come: two cannot be"
+    assert sorted(row[0] for row in spark.table(table).collect()) == [0, *range(3, 10)]
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+def test_two_settles_at_once_leave_a_right_table(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(10)")
+    Streaming(spark, table).commit([], [{"id": 1}, {"id": 3}])
+    before = rows(spark, table)
+    both = [threading.Thread(target=settle, args=(spark, table)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
+    assert deletes(spark, table) == {DeleteKind.VECTOR: 1}
