@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from bench import changes, epochs, intake, publish
+from bench import changes, epochs, intake, planning, publish
 from bench.results import Result, write_page
 
 BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
     "memory": intake.measure_memory,
     "publish": publish.measure,
     "changes": changes.measure,
+    "planning": planning.measure,
 }
 
 

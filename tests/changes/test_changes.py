@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from icefront.changes import changes
-from icefront.core.errors import ConfigError, Overcompacted, Stopped
+from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg.history import Step
 from icefront.proof.changelog import verify
 from icefront.testing.feeds import ORDERS, Feed
@@ -322,7 +322,3 @@ def test_what_cannot_be_read_is_named(spark: Any, table: str) -> None:
         changes(spark, table, keys=["nothing"])
     with pytest.raises(Overcompacted, match="snapshot 5 of"):
         changes(spark, table, 5)
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='orc')")
-    spark.sql(f"INSERT INTO {table} VALUES (2, 'b', 1)")
-    with pytest.raises(Stopped, match=r"\.orc of .* has the format orc"):
-        changes(spark, table)

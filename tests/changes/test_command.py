@@ -1,4 +1,4 @@
-"""`icefront changes` as a user types it, on the project that `icefront init` makes."""
+"""`icefront changes` and `icefront settle` as a user types them, on the project that `icefront init` makes."""
 
 from __future__ import annotations
 

@@ -8,11 +8,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+)
 
 from icefront.core.errors import ConfigError, Overcompacted
-from icefront.iceberg.history import Step, find, steps
+from icefront.iceberg.history import Step, as_wide, find, steps
 
 HOUR = 3_600_000
 
@@ -136,3 +149,25 @@ def test_only_what_reorganises_files_is_silent(operation: str, told: dict[str, s
     other = snapshot(5, None)
     assert not Step(0, other, two).is_silent, "between others than parent and child it says nothing"
     assert not Step(0, None, two).is_silent
+
+
+def test_columns_are_as_wide_as_in_the_wider_of_two_schemas() -> None:
+    """At any depth, and only where a column is in both."""
+    narrow, wide = (
+        Schema(
+            NestedField(1, "id", number),
+            NestedField(2, "l", ListType(3, StructType(NestedField(4, "f", fraction)), element_required=False)),
+            NestedField(5, "m", MapType(6, StringType(), 7, DecimalType(precision, 2), value_required=False)),
+            NestedField(8, only, number),
+            schema_id=schema_id,
+        )
+        for schema_id, number, fraction, precision, only in (
+            (0, IntegerType(), FloatType(), 4, "s"),
+            (1, LongType(), DoubleType(), 9, "renamed"),
+        )
+    )
+    found = as_wide(narrow, wide)
+    assert (found.schema_id, [f.name for f in found.fields]) == (0, ["id", "l", "m", "s"])
+    assert [found.find_type(i) for i in (1, 4, 7, 8)] == [wide.find_type(i) for i in (1, 4, 7, 8)]
+    assert as_wide(wide, narrow) == wide
+    assert as_wide(narrow, Schema(NestedField(9, "id", LongType()))) == narrow

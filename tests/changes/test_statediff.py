@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
-from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import LongType, PrimitiveType
 
-from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Entries, Metrics
+from icefront.iceberg.bounds import Metric
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Entries, Ids, Listing, Metrics, Ref
 from icefront.iceberg.statediff import Facts, FileChange, plan
 
+UNKNOWN = Metrics()
 FACTS = Facts(frozenset({0}), {1: LongType()})
 FILE = DataEntry("f", "parquet", 1, ("a",), sequence=5, records=10, size=100)
 VECTOR = DeleteEntry(DeleteKind.VECTOR, "puffin", 4, 40, "puffin", 1, ("a",), sequence=5, referenced="f")
@@ -23,33 +27,41 @@ GLOBAL = replace(EQUALITY, path="global", spec_id=0, partition=())
 
 
 class Snapshot:
-    """Manifests by path, each with what it lists."""
+    """Manifests by path, each with what it lists; and the metrics that all data files have."""
 
-    def __init__(self, **manifests: list[DataEntry] | list[DeleteEntry]) -> None:
-        self.entries = {
-            path: Entries(
-                data=[e for e in listed if isinstance(e, DataEntry)], deletes=[e for e in listed if isinstance(e, DeleteEntry)]
-            )
-            for path, listed in manifests.items()
-        }
+    def __init__(self, **manifests: Sequence[DataEntry] | Sequence[DeleteEntry]) -> None:
+        self.metrics = UNKNOWN
+        self.manifests = manifests
 
-    def files(self) -> dict[str, Any]:
-        kinds = {path: ManifestContent.DELETES if found.deletes else ManifestContent.DATA for path, found in self.entries.items()}
-        return {path: SimpleNamespace(manifest_path=path, content=kind) for path, kind in kinds.items()}
+    def files(self) -> dict[str, Ref]:
+        return {path: Ref(path, 0, 1, 0, not isinstance(listed[0], DeleteEntry), None) for path, listed in self.manifests.items()}
+
+
+def listing(files: Sequence[Any], metrics: Metrics, ids: Ids) -> Listing:
+    columns = zip(*(astuple(file) for file in files), strict=True)
+    paths, formats, specs, partitions, sequences, records, sizes, row_ids = map(list, columns)
+    said = {i: metrics.of(i) for i in ids}
+    measured = {i: Metric(*(pa.concat_arrays([c] * len(files)) for c in (m.lower, m.upper, m.nulls))) for i, m in said.items()}
+    return Listing(specs[0], paths, formats, partitions, sequences, records, sizes, row_ids, measured)
 
 
 def diff(old: Snapshot, new: Snapshot, opened: list[str] | None = None) -> list[FileChange]:
-    def read(manifest: Any) -> Entries:
+    def read(manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
         if opened is not None:
-            opened.append(manifest.manifest_path)
-        return (old.entries | new.entries)[manifest.manifest_path]
+            opened.extend(m.path for m in manifests)
+        return [one(m, (old.manifests | new.manifests)[m.path], ids) for m in manifests]
+
+    def one(manifest: Ref, listed: Sequence[Any], ids: Ids) -> Entries:
+        return Entries(data=listing(listed, new.metrics, ids)) if manifest.has_data else Entries(deletes=listed)
 
     return plan(old.files(), new.files(), read, FACTS)
 
 
-def applied(file: DataEntry, *deletes: DeleteEntry) -> set[str]:
+def applied(file: DataEntry, *deletes: DeleteEntry, metrics: Metrics = UNKNOWN) -> set[str]:
     """The deletes that apply to a file that is new."""
-    (change,) = diff(Snapshot(), Snapshot(d=[file], x=list(deletes)))
+    new = Snapshot(d=[file], x=list(deletes))
+    new.metrics = metrics
+    (change,) = diff(Snapshot(), new)
     assert change.before is None
     assert change.after is not None
     return {delete.path for delete in change.after}
@@ -66,6 +78,14 @@ def test_a_delete_applies_to_what_was_there_before_it(delete: DeleteEntry, least
 def test_a_delete_of_another_partition_or_spec_does_not_apply(delete: DeleteEntry) -> None:
     assert applied(FILE, replace(delete, partition=("b",))) == set()
     assert applied(FILE, replace(delete, spec_id=2)) == set()
+
+
+def test_partitions_of_floats_are_told_apart_by_every_bit() -> None:
+    """NaN is one partition, whatever object it is; the zeros are two."""
+    nan, zero = (replace(FILE, partition=(value,)) for value in (float("nan"), 0.0))
+    assert applied(nan, replace(POSITION, partition=(float("nan"),))) == {"pos"}
+    assert applied(zero, replace(POSITION, partition=(0.0,))) == {"pos"}
+    assert applied(zero, replace(POSITION, partition=(-0.0,))) == set()
 
 
 def test_an_equality_delete_without_partition_applies_everywhere() -> None:
@@ -94,8 +114,7 @@ def test_a_vector_replaces_position_deletes_and_leaves_equality_deletes() -> Non
     ],
 )
 def test_equality_deletes_are_pruned_by_bounds(mine: Any, theirs: Any, *, may: bool) -> None:
-    deletes, file = replace(GLOBAL, metrics=metrics(mine)), replace(FILE, metrics=metrics(theirs))
-    assert applied(file, deletes) == ({"global"} if may else set())
+    assert applied(FILE, replace(GLOBAL, metrics=metrics(mine)), metrics=metrics(theirs)) == ({"global"} if may else set())
 
 
 def metrics(told: tuple[int, int, int] | None) -> Metrics:
@@ -107,8 +126,8 @@ def metrics(told: tuple[int, int, int] | None) -> Metrics:
 
 def test_bounds_from_before_a_widening_are_read_as_they_were_written() -> None:
     narrow = Metrics({1: (1).to_bytes(4, "little")}, {1: (3).to_bytes(4, "little")}, {1: 0})
-    assert applied(replace(FILE, metrics=narrow), replace(GLOBAL, metrics=metrics((2, 9, 0)))) == {"global"}
-    assert applied(replace(FILE, metrics=narrow), replace(GLOBAL, metrics=metrics((4, 9, 0)))) == set()
+    assert applied(FILE, replace(GLOBAL, metrics=metrics((2, 9, 0))), metrics=narrow) == {"global"}
+    assert applied(FILE, replace(GLOBAL, metrics=metrics((4, 9, 0))), metrics=narrow) == set()
 
 
 # ── two snapshots ──────────────────────────────────────────────────────────────────────────
@@ -151,3 +170,101 @@ def test_an_append_opens_only_its_own_manifest() -> None:
     many = {f"m{i}": [replace(FILE, path=f"f{i}")] for i in range(9)}
     (change,) = diff(Snapshot(**many), Snapshot(**many, new=[replace(FILE, path="n")]), opened)
     assert (change.file.path, opened) == ("n", ["new"])
+
+
+# ── in columns, and one by one ─────────────────────────────────────────────────────────────
+def by_the_book(old: Snapshot, new: Snapshot) -> list[FileChange]:
+    """The specification's rules, read for each file and each delete by itself."""
+    (files_before, deletes_before), (files_after, deletes_after) = (live(snapshot) for snapshot in (old, new))
+    found = []
+    for path in files_before.keys() | files_after.keys():
+        file = files_after.get(path) or files_before[path]
+        before = on(file, deletes_before) if path in files_before else None
+        after = on(file, deletes_after) if path in files_after else None
+        if before != after:
+            found.append(FileChange(file, before, after))
+    return found
+
+
+def live(snapshot: Snapshot) -> tuple[dict[str, DataEntry], list[DeleteEntry]]:
+    entries = [entry for listed in snapshot.manifests.values() for entry in listed]
+    deletes = {d.key: d for d in entries if isinstance(d, DeleteEntry)}
+    return {f.path: f for f in entries if isinstance(f, DataEntry)}, list(deletes.values())
+
+
+def on(file: DataEntry, deletes: Sequence[DeleteEntry]) -> tuple[DeleteEntry, ...]:
+    found = [d for d in deletes if applies(d, file)]
+    if any(d.kind is DeleteKind.VECTOR for d in found):
+        found = [d for d in found if d.kind is not DeleteKind.POSITION]
+    return tuple(sorted(found, key=lambda d: (d.path, d.offset or 0)))
+
+
+def applies(delete: DeleteEntry, file: DataEntry) -> bool:
+    together = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
+    match delete.kind:
+        case DeleteKind.VECTOR:
+            return delete.referenced == file.path and file.sequence <= delete.sequence
+        case DeleteKind.POSITION:
+            return file.sequence <= delete.sequence and (
+                together if delete.referenced is None else delete.referenced == file.path
+            )
+        case DeleteKind.EQUALITY:
+            return file.sequence < delete.sequence and (together or delete.spec_id == 0)
+
+
+FILES = st.builds(
+    DataEntry,
+    path=st.sampled_from("fghi"),
+    format=st.just("parquet"),
+    spec_id=st.just(1),
+    partition=st.sampled_from([("a",), ("b",)]),
+    sequence=st.integers(1, 4),
+    records=st.just(10),
+    size=st.just(100),
+)
+DELETES = st.builds(
+    lambda like, sequence, partition, referenced: replace(
+        like,
+        path=f"{like.path}{sequence}{partition}{referenced}",
+        sequence=sequence,
+        partition=() if like.spec_id == 0 else partition,
+        referenced=referenced if like.kind is DeleteKind.POSITION else like.referenced and "f",
+    ),
+    st.sampled_from([VECTOR, POSITION, EQUALITY, GLOBAL]),
+    st.integers(1, 4),
+    st.sampled_from([("a",), ("b",)]),
+    st.sampled_from([None, "f", "g"]),
+)
+
+
+@st.composite
+def two_snapshots(draw: Any) -> tuple[Snapshot, Snapshot]:
+    """Two snapshots that share some manifests; a file is the same wherever it is listed, and has one vector at most."""
+    files = draw(st.lists(FILES, unique_by=lambda f: f.path))
+    deletes = draw(st.lists(DELETES, unique_by=lambda d: d.path if d.kind is not DeleteKind.VECTOR else d.kind, max_size=5))
+    sides: list[dict[str, list[Any]]] = [{}, {}]
+    for entry in (*files, *deletes):
+        kind = "d" if isinstance(entry, DataEntry) else "x"
+        name, there = draw(st.sampled_from([("1", (0, 1)), ("2", (0, 1)), ("old", (0,)), ("new", (1,)), ("moved", (0, 1))]))
+        for side in there:
+            sides[side].setdefault(f"{kind}{name}{side if name == 'moved' else ''}", []).append(entry)
+    return Snapshot(**sides[0]), Snapshot(**sides[1])
+
+
+@given(two_snapshots())
+def test_columns_tell_what_the_rules_say_file_by_file(drawn: tuple[Snapshot, Snapshot]) -> None:
+    found, expected = (sorted(changes, key=lambda c: c.file.path) for changes in (diff(*drawn), by_the_book(*drawn)))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "foreign"),
+    [
+        (FileChange(FILE, None, (VECTOR, POSITION, EQUALITY)), False),
+        (FileChange(replace(FILE, format="orc"), None, ()), True),
+        (FileChange(FILE, (replace(POSITION, format="avro"),), None), True),
+        (FileChange(FILE, (), (replace(EQUALITY, format="orc"),)), True),
+    ],
+)
+def test_what_is_not_parquet_is_foreign(change: FileChange, *, foreign: bool) -> None:
+    assert change.is_foreign is foreign

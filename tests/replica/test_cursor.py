@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from threading import Event
 
 import pytest
 from structlog.testing import capture_logs
@@ -124,6 +125,27 @@ def test_several_tables_each_with_its_own_cursor(replica: Replica, lake: Lake) -
     assert (replica.check_caught_up(), other.check_caught_up()) == (2, 2)
 
 
+def test_of_several_tables_the_one_that_lost_its_place_is_named(replica: Replica, lake: Lake) -> None:
+    other = Replica(lake, f"{replica.source}_other")
+    for each in (replica, other):
+        each.create(mode=COPY_ON_WRITE)
+        each.sql("INSERT INTO T VALUES (1, 'a', 1)")
+    tables = {each.source: {"sink": {"iceberg": {"table": f"{lake_of(each)}.{{table}}_replica"}}} for each in (replica, other)}
+    pipeline = lake.pipeline("replica", source={"iceberg": {}}, tables=tables)
+    lake.run(pipeline)
+    assert [each.tag() for each in (replica, other)] == [each.refs()["main"] for each in (replica, other)]
+    (tag,) = [name for name in other.refs() if name != "main"]
+    other.sql(f"ALTER TABLE T DROP TAG `{tag}`")
+    for each in (replica, other):
+        each.sql("UPDATE T SET v = 'b'")
+        expire(each)
+    with pytest.raises(Overcompacted, match=f"{other.source} .*which has expired"):
+        lake.run(pipeline)
+    # By itself the first one goes on: its place was kept.
+    lake.run(lake.pipeline("replica", source={"iceberg": {}}, tables={replica.source: tables[replica.source]}))
+    assert replica.check_caught_up() == 2
+
+
 def lake_of(replica: Replica) -> str:
     return replica.source.rpartition(".")[0]
 
@@ -144,6 +166,28 @@ def test_a_tag_keeps_the_place_and_moves(replica: Replica) -> None:
     assert replica.follow().epochs == 1
     assert replica.tag() == replica.refs()["main"]
     assert replica.rows(replica.target, replica.epochs()[-1][0]) == replica.rows(replica.source, replica.refs()["main"])
+
+
+def test_a_load_that_was_stopped_goes_on_with_the_state_that_it_began_with(replica: Replica) -> None:
+    """Also when all of that state's files were rewritten since, and whatever no tag holds has expired."""
+    replica.create(version=2)
+    for number in range(12):
+        replica.sql(f"INSERT INTO T SELECT id, concat('v', id), 1 FROM range({10 * number}, {10 * number + 10}, 1, 1)")
+    begun = replica.refs()["main"]
+    stop = Event()
+    replica.lake.run(replica.pipeline({"batch": "1kB"}), stop=stop, on_epoch=lambda _: stop.set())
+    reached = len(replica.epochs())
+    assert [at["loaded"] for _, at in replica.epochs()] == [*range(1, reached + 1)]
+    assert replica.tag() == begun
+    replica.sql("UPDATE T SET v = 'later' WHERE id % 2 = 0")
+    replica.call("rewrite_data_files", "options => map('rewrite-all', 'true')")
+    replica.sql("DELETE FROM T WHERE id = 5")
+    expire(replica)
+    assert set(replica.refs().values()) == {begun, replica.refs()["main"]}
+    replica.follow({"batch": "1kB"})
+    assert [at.get("loaded") for _, at in replica.epochs()] == [*range(1, 12), None, None]
+    assert replica.tag() == replica.refs()["main"]
+    assert replica.check_caught_up() == 2
 
 
 def test_an_expired_place_stops_naming_both_snapshots(replica: Replica) -> None:

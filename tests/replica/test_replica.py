@@ -85,6 +85,19 @@ def test_a_rollback_is_compensated_and_time_goes_on(replica: Replica) -> None:
     assert replica.check_caught_up() == 4
 
 
+def test_a_rollback_over_a_widened_column(replica: Replica) -> None:
+    replica.create(mode=COPY_ON_WRITE)
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1), (2, 'b', 2)")
+    replica.follow()
+    (first,) = replica.history()
+    replica.sql("ALTER TABLE T ALTER COLUMN n TYPE bigint")
+    replica.sql("UPDATE T SET n = 5000000000 WHERE id = 1")
+    replica.follow()
+    replica.call("rollback_to_snapshot", first)
+    replica.follow()
+    assert replica.check_caught_up() == 3
+
+
 def test_only_main_counts(replica: Replica) -> None:
     """Staged snapshots and other branches are nobody's state; published or moved to main, they are."""
     replica.create()
@@ -106,6 +119,19 @@ def test_only_main_counts(replica: Replica) -> None:
     replica.call("set_current_snapshot", replica.refs()["work"])
     assert replica.follow().epochs == 1
     assert replica.check_caught_up() == 4
+
+
+def test_a_branch_that_main_goes_on_to_is_told_snapshot_by_snapshot(replica: Replica) -> None:
+    replica.create()
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1), (2, 'b', 2)")
+    replica.follow()
+    replica.sql("ALTER TABLE T CREATE BRANCH work")
+    replica.spark.sql(f"INSERT INTO {replica.source}.branch_work VALUES (3, 'c', 3)")
+    replica.spark.sql(f"DELETE FROM {replica.source}.branch_work WHERE id = 1")
+    assert replica.follow().epochs == 0
+    replica.call("fast_forward", "'main'", "'work'")
+    assert replica.follow().epochs == 2
+    assert replica.check_caught_up() == 3
 
 
 def test_a_table_replaced_by_an_empty_one(replica: Replica) -> None:

@@ -18,12 +18,12 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
-from icefront.changes import View
 from icefront.core.epochs import Epoch
 from icefront.core.errors import FrontierGap, Overcompacted, SchemaRefused, SourceChanged, Stopped
 from icefront.core.marks import START, Position
 from icefront.core.ports import OP, ORDER, WALL, Report
 from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.iceberg.view import View
 from icefront.kernels.datafiles import Layout
 from icefront.sources.iceberg import IcebergSource
 from icefront.sources.iceberg_reader import IcebergReader, Piece

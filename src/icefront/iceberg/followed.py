@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from icefront.changes import View
 from icefront.core.errors import CommitUncertain, ConfigError, Replaced, SourceChanged
 from icefront.iceberg.java import Gateway, JavaTable
+from icefront.iceberg.view import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

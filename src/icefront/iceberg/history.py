@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
+from pyiceberg.types import ListType, MapType, StructType
 
 from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg import summary
+from icefront.iceberg.evolution import can_widen
 
 MAIN = "main"
 Name = int | str | datetime
@@ -37,6 +40,11 @@ class Step:
         if told is None or self.parent is None or self.snapshot.parent_snapshot_id != self.parent.snapshot_id:
             return False
         return told.operation is Operation.REPLACE or told[summary.UPKEEP] is not None
+
+    @property
+    def has_lineage(self) -> bool:
+        """Say whether rows have ids in both states: snapshots from before format 3 have none."""
+        return self.parent is not None and self.parent.first_row_id is not None and self.snapshot.first_row_id is not None
 
 
 def find(table: str, metadata: TableMetadata, name: Name | None) -> Snapshot | None:
@@ -112,3 +120,25 @@ def schema_of(metadata: TableMetadata, snapshot: Snapshot | None) -> Schema:
     """Return the schema that a snapshot was written with; very old ones do not say, and had the table's."""
     number = snapshot.schema_id if snapshot is not None and snapshot.schema_id is not None else metadata.current_schema_id
     return next((schema for schema in metadata.schemas if schema.schema_id == number), metadata.schema())
+
+
+def as_wide(schema: Schema, other: Schema) -> Schema:
+    """Give columns the types that another schema has for them where those are wider: on the way back values may not fit otherwise."""
+    fields = _as_wide(schema.as_struct(), -1, other).fields
+    return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
+
+
+def _as_wide(kind: Any, field: int, other: Schema) -> Any:
+    match kind:
+        case StructType():
+            return StructType(
+                *(f.model_copy(update={"field_type": _as_wide(f.field_type, f.field_id, other)}) for f in kind.fields)
+            )
+        case ListType():
+            element = _as_wide(kind.element_type, kind.element_id, other)
+            return ListType(kind.element_id, element, element_required=kind.element_required)
+        case MapType():
+            value = _as_wide(kind.value_type, kind.value_id, other)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required)
+    theirs = other.find_type(field) if field in other.field_ids else kind
+    return theirs if can_widen(kind, theirs) else kind

@@ -1,33 +1,56 @@
 """What is live in a snapshot: its data files and its deletes, as manifests tell.
 
-Read by PyIceberg from metadata alone. Manifests never change, so each is read once however many snapshots share it.
+Read from metadata alone. Manifests never change, so each is read once however many snapshots share it. Data files stay columns until
+somebody wants one of them: a table may have hundred thousands, of which a snapshot touches a few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress, repeat
 from typing import Any
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    MANIFEST_ENTRY_SCHEMAS,
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-)
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, DataFileContent, ManifestContent, ManifestFile, PartitionFieldSummary
 from pyiceberg.table.snapshots import Snapshot
 
-Partition = tuple[Any, ...]
+from icefront.iceberg.bounds import Metric
+from icefront.iceberg.manifests import Manifest, Partition
+
 Bounds = Mapping[int, bytes]
-_FORMAT_3 = {name: at for at, name in enumerate(("first_row_id", "referenced_data_file", "content_offset", "content_size"), 16)}
+_LIST_FIRST_ROW_ID = 15
 _PATH = 2147483546  # the reserved field id of `file_path` in position deletes
+_DELETED = 2
+# Field ids of manifest entries, by the specification.
+_STATUS, _SEQUENCE, _CONTENT, _FILE_PATH, _FORMAT, _RECORDS, _SIZE = 0, 3, 134, 100, 101, 103, 104
+_NULLS, _LOWER, _UPPER, _EQUALITY_IDS = 110, 125, 128, 135
+_FIRST_ROW_ID, _REFERENCED, _OFFSET, _LENGTH = 142, 143, 144, 145
+_DATA = (_STATUS, _SEQUENCE, _FILE_PATH, _FORMAT, _RECORDS, _SIZE, _FIRST_ROW_ID)
+_METRICS = (_LOWER, _UPPER, _NULLS)
+_DELETES = (
+    _STATUS,
+    _SEQUENCE,
+    _CONTENT,
+    _FILE_PATH,
+    _FORMAT,
+    _RECORDS,
+    _SIZE,
+    _EQUALITY_IDS,
+    _REFERENCED,
+    _OFFSET,
+    _LENGTH,
+    *_METRICS,
+)
+_THREADS = 8
+MANY_MANIFESTS, MANY_BYTES = 512, 64 << 20
+"""With more than that the driver lets others read manifests."""
 
 
 class DeleteKind(StrEnum):
@@ -44,10 +67,14 @@ class Metrics:
     upper: Bounds = field(default_factory=dict)
     nulls: Mapping[int, int] = field(default_factory=dict)
 
+    def of(self, column: int) -> Metric:
+        said = (self.lower, pa.large_binary()), (self.upper, pa.large_binary()), (self.nulls, pa.int64())
+        return Metric(*(pa.array([values.get(column)], kind) for values, kind in said))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, unsafe_hash=True)
 class DataEntry:
-    """A live data file."""
+    """A live data file. Nobody changes it; it is not frozen because those take five times as long to make."""
 
     path: str
     format: str
@@ -56,7 +83,8 @@ class DataEntry:
     sequence: int
     records: int
     size: int
-    metrics: Metrics = Metrics()
+    first_row_id: int | None = None
+    """Of the row at position 0, if it has not an id of its own; None: the snapshot was made before format 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +102,7 @@ class DeleteEntry:
     referenced: str | None = None
     equality_ids: tuple[int, ...] = ()
     metrics: Metrics = Metrics()
+    records: int = 0
 
     @property
     def key(self) -> tuple[str, int | None]:
@@ -81,94 +110,231 @@ class DeleteEntry:
         return self.path, self.offset
 
 
+@dataclass(frozen=True)
+class Listing:
+    """Live data files of one manifest, in columns. `metrics` are of the table's columns that were asked for, by field id."""
+
+    spec_id: int
+    paths: Sequence[str]
+    formats: Sequence[str]
+    partitions: Sequence[Partition]
+    sequences: Sequence[int]
+    records: Sequence[int]
+    sizes: Sequence[int]
+    first_row_ids: Sequence[int | None]
+    metrics: Mapping[int, Metric] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def some(self, places: Sequence[int]) -> list[DataEntry]:
+        """Return the files at some places."""
+        columns: Sequence[Sequence[Any]] = (
+            self.paths,
+            self.formats,
+            self.partitions,
+            self.sequences,
+            self.records,
+            self.sizes,
+            self.first_row_ids,
+        )
+        if len(places) < len(self):
+            columns = tuple([column[i] for i in places] for column in columns)
+        paths, formats, partitions, *numbers = columns
+        return list(map(DataEntry, paths, formats, repeat(self.spec_id), partitions, *numbers))
+
+
 @dataclass(frozen=True, slots=True)
 class Entries:
     """What one manifest lists as live: of one kind, as manifests are."""
 
-    data: Sequence[DataEntry] = ()
+    data: Listing | None = None
     deletes: Sequence[DeleteEntry] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A manifest as a snapshot lists it: what its entries inherit. Plain values: cheap to pickle."""
+
+    path: str
+    bytes: int
+    spec_id: int
+    sequence: int
+    has_data: bool
+    first_row_id: int | None
+
+    @classmethod
+    def of(cls, manifest: ManifestFile) -> Ref:
+        # Format 1 knows no sequence numbers: 0.
+        return cls(
+            manifest.manifest_path,
+            manifest.manifest_length,
+            manifest.partition_spec_id,
+            int(manifest.sequence_number or 0),
+            manifest.content == ManifestContent.DATA,
+            manifest[_LIST_FIRST_ROW_ID],
+        )
+
+
+Ids = frozenset[int]
+"""Columns whose ranges are wanted, by field id."""
+Read = Callable[[Sequence[Ref], Ids], Sequence[Entries]]
+
+
 class Manifests:
-    """Reads manifests, each once."""
+    """Reads manifests, each once: in threads, and where there are very many by `elsewhere`."""
 
-    def __init__(self, io: FileIO) -> None:
+    def __init__(self, io: FileIO, elsewhere: Read | None = None) -> None:
         self._io = io
-        self._read: dict[str, Entries] = {}
+        self._elsewhere = elsewhere
+        # Snapshots may list one manifest with other row ids: those from before format 3 with none, branches each with their own.
+        self._read: dict[tuple[Ref, Ids], Entries] = {}
 
-    def of(self, snapshot: Snapshot | None) -> dict[str, ManifestFile]:
+    def of(self, snapshot: Snapshot | None) -> dict[str, Ref]:
         """Return a snapshot's manifests by path; none of no snapshot."""
-        return {m.manifest_path: m for m in snapshot.manifests(self._io)} if snapshot else {}
-
-    def entries(self, manifest: ManifestFile) -> Entries:
-        if manifest.manifest_path not in self._read:
-            self._read[manifest.manifest_path] = self._entries(manifest)
-        return self._read[manifest.manifest_path]
-
-    def _entries(self, manifest: ManifestFile) -> Entries:
-        with AvroFile[ManifestEntry](
-            self._io.new_input(manifest.manifest_path),
-            MANIFEST_ENTRY_SCHEMAS[3],  # PyIceberg's own way leaves out what format 3 added
-            read_types={-1: ManifestEntry, 2: DataFile},
-            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        if snapshot is None:
+            return {}
+        with AvroFile[ManifestFile](
+            self._io.new_input(snapshot.manifest_list),
+            MANIFEST_LIST_FILE_SCHEMAS[3],  # PyIceberg's own way leaves out what format 3 added
+            read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+            read_enums={517: ManifestContent},
         ) as found:
-            live = [(e.data_file, _sequence(e, manifest)) for e in found if e.status != ManifestEntryStatus.DELETED]
-        spec = manifest.partition_spec_id
-        if manifest.content == ManifestContent.DATA:
-            return Entries(data=[_data(file, sequence, spec) for file, sequence in live])
-        return Entries(deletes=[_delete(file, sequence, spec) for file, sequence in live])
+            return {m.manifest_path: Ref.of(m) for m in found}
+
+    def entries(self, manifests: Sequence[Ref], ids: Ids = frozenset()) -> Sequence[Entries]:
+        """Return what manifests list, of data files also the ranges of some columns."""
+        missing = [m for m in manifests if (m, ids) not in self._read]
+        for manifest, found in zip(missing, self._fetch(missing, ids), strict=True):
+            self._read[manifest, ids] = found
+        return [self._read[manifest, ids] for manifest in manifests]
+
+    def _fetch(self, manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
+        many = len(manifests) > MANY_MANIFESTS or sum(m.bytes for m in manifests) > MANY_BYTES
+        if many and self._elsewhere is not None:
+            return self._elsewhere(manifests, ids)
+        if len(manifests) < 2:
+            return [entries(self._io, manifest, ids) for manifest in manifests]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(lambda manifest: entries(self._io, manifest, ids), manifests))
 
 
-def _sequence(entry: ManifestEntry, manifest: ManifestFile) -> int:
-    """Return the data sequence number; an entry without one has its manifest's. Format 1 knows none: 0."""
-    return int(manifest.sequence_number or 0) if entry.sequence_number is None else int(entry.sequence_number)
+# ── one manifest ───────────────────────────────────────────────────────────────────────────
+def entries(io: FileIO, ref: Ref, ids: Ids) -> Entries:
+    """Read what a manifest lists as live."""
+    with io.new_input(ref.path).open() as stream:
+        manifest = Manifest(stream.read())
+    if ref.has_data:
+        return Entries(data=_listing(manifest, ref, ids))
+    return Entries(deletes=list(_deletes(manifest, ref)))
 
 
-def _data(file: DataFile, sequence: int, spec: int) -> DataEntry:
-    return DataEntry(
-        path=file.file_path,
-        format=file.file_format.value.lower(),
-        spec_id=spec,
-        partition=_partition(file),
-        sequence=sequence,
-        records=file.record_count,
-        size=file.file_size_in_bytes,
-        metrics=_metrics(file),
+def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
+    columns, partitions = manifest.entries([*_DATA, *(_METRICS if ids else ())])
+    lists = _Lists(columns, manifest.count)
+    statuses = lists[_STATUS]
+    if _DELETED in statuses:
+        live = [status != _DELETED for status in statuses]
+        columns = {i: column.filter(live) for i, column in columns.items()}
+        partitions, lists = list(compress(partitions, live)), _Lists(columns, sum(live))
+    records, said = lists[_RECORDS], lists[_FIRST_ROW_ID]
+    return Listing(
+        spec_id=ref.spec_id,
+        paths=lists[_FILE_PATH],
+        formats=[written.lower() for written in lists[_FORMAT]],
+        partitions=partitions,
+        sequences=_inherited(lists[_SEQUENCE], ref),
+        records=records,
+        sizes=lists[_SIZE],
+        first_row_ids=list(first_row_ids(ref.first_row_id, zip(said, records, strict=True))),
+        metrics=_metrics(columns, ids, len(records)) if ids else {},
     )
 
 
-def _delete(file: DataFile, sequence: int, spec: int) -> DeleteEntry:
-    kind = DeleteKind.EQUALITY
-    if file.content == DataFileContent.POSITION_DELETES:
-        kind = DeleteKind.VECTOR if file.file_format == FileFormat.PUFFIN else DeleteKind.POSITION
-    return DeleteEntry(
-        kind=kind,
-        path=file.file_path,
-        offset=_format_3(file, "content_offset"),
-        length=_format_3(file, "content_size") or file.file_size_in_bytes,
-        format=file.file_format.value.lower(),
-        spec_id=spec,
-        partition=_partition(file),
-        sequence=sequence,
-        referenced=_format_3(file, "referenced_data_file") or _only_path(file),
-        equality_ids=tuple(file.equality_ids or ()),
-        metrics=_metrics(file),
-    )
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Columns as lists; one that is not there is all None."""
+
+    columns: Mapping[int, pl.Series]
+    count: int
+
+    def __getitem__(self, field: int) -> list[Any]:
+        return self.columns[field].to_list() if field in self.columns else [None] * self.count
 
 
-def _format_3(file: DataFile, name: str) -> Any:
-    return file[_FORMAT_3[name]]
+def _inherited(sequences: list[int | None], ref: Ref) -> list[int]:
+    """Return data sequence numbers; an entry without one has its manifest's."""
+    return [ref.sequence if sequence is None else sequence for sequence in sequences]
 
 
-def _only_path(file: DataFile) -> str | None:
+def _metrics(columns: Mapping[int, pl.Series], ids: Ids, count: int) -> dict[int, Metric]:
+    """Take some columns' metrics out of the lists of pairs that entries have."""
+    found: dict[int, list[pa.Array]] = {i: [] for i in ids}
+    for metric, kind in zip(_METRICS, (pa.large_binary(), pa.large_binary(), pa.int64()), strict=True):
+        if metric not in columns:
+            for values in found.values():
+                values.append(pa.nulls(count, kind))
+            continue
+        lists = columns[metric].to_arrow()
+        starts = lists.offsets.to_numpy()
+        files = np.repeat(np.arange(count), np.diff(starts))
+        pairs = lists.values.slice(starts[0], starts[-1] - starts[0])
+        keys, said = pairs.field(0).to_numpy(), pairs.field(1)
+        for i, values in found.items():
+            places = np.full(count, -1)
+            at = np.flatnonzero(keys == i)
+            places[files[at]] = at
+            values.append(said.take(pa.array(places, mask=places < 0)))
+    return {i: Metric(*values) for i, values in found.items()}
+
+
+def first_row_ids(manifest: int | None, files: Iterable[tuple[int | None, int]]) -> Iterator[int | None]:
+    """Return where each live file's row ids begin, given what its entry says and its number of rows.
+
+    Files without one share the manifest's range, in the order in which they are listed. Without such a range no file has ids.
+    """
+    for said, records in files:
+        yield None if manifest is None else manifest if said is None else said
+        if manifest is not None and said is None:
+            manifest += records
+
+
+def _deletes(manifest: Manifest, ref: Ref) -> Iterator[DeleteEntry]:
+    columns, partitions = manifest.entries(_DELETES)
+    lists = _Lists(columns, manifest.count)
+    sequences = _inherited(lists[_SEQUENCE], ref)
+    rows = zip(*(lists[i] for i in _DELETES if i not in {_SEQUENCE, *_METRICS}), strict=True)
+    metrics = zip(*(map(_mapping, lists[i]) for i in _METRICS), strict=True)
+    for row, partition, sequence, said in zip(rows, partitions, sequences, metrics, strict=True):
+        status, content, path, written, records, size, equality_ids, referenced, offset, length = row
+        if status != _DELETED:
+            yield DeleteEntry(
+                kind=_kind(content, written.lower()),
+                path=path,
+                offset=offset,
+                length=length or size,
+                format=written.lower(),
+                spec_id=ref.spec_id,
+                partition=partition,
+                sequence=sequence,
+                referenced=referenced or _only_path(Metrics(*said)),
+                equality_ids=tuple(equality_ids or ()),
+                metrics=Metrics(*said),
+                records=records,
+            )
+
+
+def _mapping(pairs: Iterable[Mapping[str, Any]] | None) -> dict[int, Any]:
+    return {pair["key"]: pair["value"] for pair in pairs or ()}
+
+
+def _kind(content: int, written: str) -> DeleteKind:
+    if content == DataFileContent.EQUALITY_DELETES:
+        return DeleteKind.EQUALITY
+    return DeleteKind.VECTOR if written == "puffin" else DeleteKind.POSITION
+
+
+def _only_path(metrics: Metrics) -> str | None:
     """Position deletes whose bounds are one path hold for that file only. Longer paths are cut off in bounds, and then differ."""
-    lower, upper = (file.lower_bounds or {}).get(_PATH), (file.upper_bounds or {}).get(_PATH)
+    lower, upper = metrics.lower.get(_PATH), metrics.upper.get(_PATH)
     return lower.decode() if lower is not None and lower == upper else None
-
-
-def _partition(file: DataFile) -> Partition:
-    return tuple(file.partition[i] for i in range(len(file.partition)))
-
-
-def _metrics(file: DataFile) -> Metrics:
-    return Metrics(file.lower_bounds or {}, file.upper_bounds or {}, file.null_value_counts or {})

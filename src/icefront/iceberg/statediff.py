@@ -10,20 +10,20 @@ Manifests that both snapshots have are looked into only when deletes changed, or
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import ManifestContent, ManifestFile
-from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, PrimitiveType
+import numpy as np
+from pyiceberg.types import PrimitiveType
 
-from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Entries, Metrics, Partition
+from icefront.iceberg.bounds import Ranges, may_meet, ranges
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Ids, Listing, Read, Ref
+from icefront.iceberg.manifests import Partition
 
 Key = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class FileChange:
     """One data file whose rows changed. None: it is not in that snapshot; else the deletes that apply to it there."""
 
@@ -36,6 +36,13 @@ class FileChange:
         """Estimate what reading it costs: the file, and each delete once."""
         deletes = {d.key: d.length for d in (*(self.before or ()), *(self.after or ()))}
         return self.file.size + sum(deletes.values())
+
+    @property
+    def is_foreign(self) -> bool:
+        """Say whether only Iceberg's own reader reads it: rows, or deletes on them, that are not Parquet."""
+        deletes = (*(self.before or ()), *(self.after or ()))
+        written = {d.format for d in deletes if d.kind is not DeleteKind.VECTOR}
+        return {self.file.format, *written} != {"parquet"}
 
     @property
     def may_lose(self) -> bool:
@@ -56,51 +63,67 @@ class Facts:
     types: Mapping[int, PrimitiveType]
 
 
-def plan(
-    old: Mapping[str, ManifestFile], new: Mapping[str, ManifestFile], read: Callable[[ManifestFile], Entries], facts: Facts
-) -> list[FileChange]:
+def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Facts) -> list[FileChange]:
     """Compare two snapshots, each given as its manifests by path."""
-    gone, come = _only(old, new, read), _only(new, old, read)
-    # A rewritten manifest lists what another one listed: only what is on one side counts.
-    removed = [e for path, e in gone.data.items() if path not in come.data]
-    added = [e for path, e in come.data.items() if path not in gone.data]
-    changed = [gone.deletes.get(key) or come.deletes[key] for key in gone.deletes.keys() ^ come.deletes.keys()]
-    if not (removed or added or changed):
+    gone, come = ([m for path, m in mine.items() if path not in other] for mine, other in ((old, new), (new, old)))
+    if not gone and not come:
         return []
     shared = [m for path, m in new.items() if path in old]
-    ties = [entry for m in shared if m.content == ManifestContent.DELETES for entry in read(m).deletes]
-    before, after = (_Deletes([*side.deletes.values(), *ties], facts) for side in (gone, come))
-    changes = [FileChange(f, before.on(f), None) for f in removed] + [FileChange(f, None, after.on(f)) for f in added]
+    lost, fresh, ties = ({d.key: d for e in read(_of_deletes(ms), _NO_IDS) for d in e.deletes} for ms in (gone, come, shared))
+    # A rewritten manifest lists what another one listed: only what is on one side counts.
+    changed = [lost.get(key) or fresh[key] for key in lost.keys() ^ fresh.keys()]
+    before, after = (Deletes([*side.values(), *ties.values()], facts) for side in (lost, fresh))
+    ids = before.ids | after.ids
+    left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
+    left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in (left, came))
+    changes = [FileChange(f, on, None) for files in left for f, on in before.on(files, _without(files, came_paths))]
+    changes += [FileChange(f, None, on) for files in came for f, on in after.on(files, _without(files, left_paths))]
     if changed:
-        kept = [e for path, e in come.data.items() if path in gone.data]
-        kept += [entry for m in shared if m.content == ManifestContent.DATA for entry in read(m).data]
-        touching = _Deletes(changed, facts)
-        for file in kept:
-            if touching.on(file):
-                change = FileChange(file, before.on(file), after.on(file))
-                if _keys(change.before) != _keys(change.after):
-                    changes.append(change)
+        touching = Deletes(changed, facts)
+        kept = [(files, touching.places(files, _within(files, left_paths))) for files in came]
+        for manifest in _touched(touching, _of_data(shared), read):
+            (files,) = (e.data for e in read([manifest], ids) if e.data is not None)
+            kept.append((files, touching.places(files, range(len(files)))))
+        for files, touched in kept:
+            for (file, on_before), (_, on_after) in zip(before.on(files, touched), after.on(files, touched), strict=True):
+                if _keys(on_before) != _keys(on_after):
+                    changes.append(FileChange(file, on_before, on_after))
     return changes
+
+
+_NO_IDS: Ids = frozenset()
+Places = Sequence[int]
+
+
+def _of_data(manifests: Iterable[Ref]) -> Sequence[Ref]:
+    return [m for m in manifests if m.has_data]
+
+
+def _of_deletes(manifests: Iterable[Ref]) -> Sequence[Ref]:
+    return [m for m in manifests if not m.has_data]
+
+
+def _touched(touching: Deletes, manifests: Sequence[Ref], read: Read) -> Iterator[Ref]:
+    """Return manifests that list a file to which one of the deletes applies. To find that out, metrics are read only if those want them."""
+    for manifest, found in zip(manifests, read(manifests, touching.ids), strict=True):
+        if found.data is not None and touching.places(found.data, range(len(found.data))):
+            yield manifest
+
+
+def _within(files: Listing, paths: set[str]) -> Places:
+    return [i for i, path in enumerate(files.paths) if path in paths] if paths else ()
+
+
+def _without(files: Listing, paths: set[str]) -> Places:
+    return [i for i, path in enumerate(files.paths) if path not in paths] if paths else range(len(files))
 
 
 def _keys(deletes: Iterable[DeleteEntry] | None) -> set[Key]:
     return {delete.key for delete in deletes or ()}
 
 
-@dataclass(frozen=True)
-class _Side:
-    data: dict[str, DataEntry]
-    deletes: dict[Key, DeleteEntry]
-
-
-def _only(mine: Mapping[str, ManifestFile], other: Mapping[str, ManifestFile], read: Callable[[ManifestFile], Entries]) -> _Side:
-    """Read the manifests that the other snapshot has not."""
-    entries = [read(m) for path, m in mine.items() if path not in other]
-    return _Side({d.path: d for e in entries for d in e.data}, {d.key: d for e in entries for d in e.deletes})
-
-
-class _Deletes:
-    """Finds the deletes that apply to a file (the specification's scan planning rules)."""
+class Deletes:
+    """Finds the deletes that apply to files (the specification's scan planning rules)."""
 
     def __init__(self, deletes: Sequence[DeleteEntry], facts: Facts) -> None:
         self._facts = facts
@@ -108,6 +131,8 @@ class _Deletes:
         self._of_file: dict[str, list[DeleteEntry]] = defaultdict(list)
         self._of_partition: dict[tuple[int, Partition], list[DeleteEntry]] = defaultdict(list)
         self._everywhere: list[DeleteEntry] = []
+        self._read: dict[tuple[int, int], Ranges] = {}
+        self.ids: Ids = frozenset(i for delete in deletes for i in delete.equality_ids)
         for delete in deletes:
             if delete.kind is DeleteKind.VECTOR and delete.referenced is not None:
                 self._vectors[delete.referenced] = delete
@@ -116,41 +141,63 @@ class _Deletes:
             elif delete.kind is DeleteKind.POSITION and delete.referenced is not None:
                 self._of_file[delete.referenced].append(delete)
             else:
-                self._of_partition[delete.spec_id, delete.partition].append(delete)
+                self._of_partition[delete.spec_id, _exact(delete.partition)].append(delete)
 
-    def on(self, file: DataEntry) -> tuple[DeleteEntry, ...]:
-        """Return the deletes that apply to a file, in a settled order."""
-        vector = self._vectors.get(file.path)
-        if vector is not None and vector.sequence < file.sequence:
-            vector = None
-        found = [d for d in self._candidates(file) if self._applies(d, file) and not (vector and d.kind is DeleteKind.POSITION)]
-        found += [vector] if vector else []
-        return tuple(sorted(found, key=lambda d: (d.path, d.offset or 0)))
+    def on(self, files: Listing, places: Places) -> Iterator[tuple[DataEntry, tuple[DeleteEntry, ...]]]:
+        """Return some of the files with the deletes that apply to each, in a settled order."""
+        found = self._found(files, places)
+        ordered = {place: tuple(sorted(deletes, key=lambda d: (d.path, d.offset or 0))) for place, deletes in found.items()}
+        return zip(files.some(places), (ordered.get(place, ()) for place in places), strict=True)
 
-    def _candidates(self, file: DataEntry) -> Iterator[DeleteEntry]:
-        yield from self._everywhere
-        yield from self._of_file.get(file.path, ())
-        yield from self._of_partition.get((file.spec_id, file.partition), ())
+    def places(self, files: Listing, places: Places) -> Places:
+        """Say to which of the files a delete applies."""
+        return sorted(self._found(files, places))
 
-    def _applies(self, delete: DeleteEntry, file: DataEntry) -> bool:
+    def _found(self, files: Listing, places: Places) -> Mapping[int, list[DeleteEntry]]:
+        """Find deletes by file: delete by delete, since most files have none."""
+        found: dict[int, list[DeleteEntry]] = defaultdict(list)
+        for delete, among in self._candidates(files, places):
+            for place in self._applies(delete, files, among):
+                found[place].append(delete)
+        if self._vectors:
+            for place in places:
+                vector = self._vectors.get(files.paths[place])
+                if vector is not None and vector.sequence >= files.sequences[place]:
+                    found[place] = [vector, *(d for d in found[place] if d.kind is not DeleteKind.POSITION)]
+        return found
+
+    def _candidates(self, files: Listing, places: Places) -> Iterator[tuple[DeleteEntry, Places]]:
+        """Return deletes other than vectors, each with the files that it may be meant for."""
+        yield from ((delete, places) for delete in self._everywhere)
+        if self._of_file:
+            yield from ((d, (place,)) for place in places for d in self._of_file.get(files.paths[place], ()))
+        partitions = {partition for spec, partition in self._of_partition if spec == files.spec_id}
+        members: dict[Partition, list[int]] = defaultdict(list)
+        if partitions:
+            for place in places:
+                if (partition := _exact(files.partitions[place])) in partitions:
+                    members[partition].append(place)
+        for partition, among in members.items():
+            yield from ((delete, among) for delete in self._of_partition[files.spec_id, partition])
+
+    def _applies(self, delete: DeleteEntry, files: Listing, places: Places) -> Places:
+        """Return the files that are old enough; for an equality delete also those that may hold one of its values."""
         if delete.kind is DeleteKind.POSITION:
-            return file.sequence <= delete.sequence
-        return file.sequence < delete.sequence and all(
-            _may_meet(self._facts.types.get(field), field, delete.metrics, file.metrics) for field in delete.equality_ids
-        )
+            return [place for place in places if files.sequences[place] <= delete.sequence]
+        older = [place for place in places if files.sequences[place] < delete.sequence]
+        met = np.ones(len(older), bool)
+        for field in delete.equality_ids:
+            met &= may_meet(self._ranges(field, delete), self._ranges(field, files).at(older))
+        return [older[i] for i in np.flatnonzero(met)]
+
+    def _ranges(self, field: int, what: DeleteEntry | Listing) -> Ranges:
+        """Read what is known of a column, once for each delete and for each list of files."""
+        if (key := (field, id(what))) not in self._read:
+            metric = what.metrics[field] if isinstance(what, Listing) else what.metrics.of(field)
+            self._read[key] = ranges(self._facts.types.get(field), metric)
+        return self._read[key]
 
 
-def _may_meet(kind: PrimitiveType | None, field: int, one: Metrics, other: Metrics) -> bool:
-    """Say whether two files can have an equal value in a column: by bounds, or as nulls. What is unknown may be."""
-    sides = [(m.lower.get(field), m.upper.get(field), m.nulls.get(field)) for m in (one, other)]
-    if kind is None or isinstance(kind, FloatType | DoubleType) or any(None in side for side in sides):
-        return True  # of floats, bounds leave NaN out
-    if all(nulls for _, _, nulls in sides):
-        return True
-    (low, high), (other_low, other_high) = ([_value(kind, bound) for bound in side[:2] if bound is not None] for side in sides)
-    return bool(low <= other_high and other_low <= high)
-
-
-def _value(kind: PrimitiveType, bound: bytes) -> Any:
-    """Read a bound; one of a file that was written before its column was widened is as narrow as it was then."""
-    return from_bytes(IntegerType() if isinstance(kind, LongType) and len(bound) == 4 else kind, bound)
+def _exact(partition: Partition) -> Partition:
+    """Put text in place of floats, so that NaN is itself and -0.0 is not 0.0."""
+    return tuple(repr(value) if isinstance(value, float) else value for value in partition)

@@ -10,7 +10,7 @@ multiset: two equal rows that left and one that came leave one delete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ CHANGE_TYPE = "_change_type"
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+_NONE: Codes = np.array([], np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,16 @@ def _hashable(column: pa.ChunkedArray) -> pa.Array:
     return whole
 
 
-def cancel(diff: Diff) -> Diff:
-    """Leave out rows that are on both sides, as often as they are."""
+def cancel(diff: Diff, columns: Sequence[str] | None = None) -> Diff:
+    """Leave out rows that are on both sides, as often as they are: equal in all columns, or in some."""
     if not diff.left.num_rows or not diff.came.num_rows:
         return diff
-    left, came = hashes(diff.left), hashes(diff.came)
+    mine, theirs = (side.select(columns) if columns is not None else side for side in (diff.left, diff.came))
+    left, came = hashes(mine), hashes(theirs)
+    if columns is None and len(in_place := _in_place(mine, theirs, left, came)):
+        return cancel(Diff(_without(diff.left, in_place), _without(diff.came, in_place)))
     left_at, came_at = _pairs(left, came)
-    same = _same(diff.left.take(pa.array(left_at)), diff.came.take(pa.array(came_at)))
+    same = _same(mine.take(pa.array(left_at)), theirs.take(pa.array(came_at)))
     keep_left, keep_came = np.ones(len(left), bool), np.ones(len(came), bool)
     keep_left[left_at[same]] = False
     keep_came[came_at[same]] = False
@@ -70,17 +74,36 @@ def cancel(diff: Diff) -> Diff:
         # Unequal rows with equal hashes: whatever has one of those is matched by its values alone.
         odd = np.unique(left[left_at[~same]])
         left_odd, came_odd = np.flatnonzero(np.isin(left, odd)), np.flatnonzero(np.isin(came, odd))
-        keep_left[left_odd], keep_came[came_odd] = _unmatched(
-            diff.left.take(pa.array(left_odd)), diff.came.take(pa.array(came_odd))
-        )
+        keep_left[left_odd], keep_came[came_odd] = _unmatched(mine.take(pa.array(left_odd)), theirs.take(pa.array(came_odd)))
     return Diff(diff.left.filter(pa.array(keep_left)), diff.came.filter(pa.array(keep_came)))
+
+
+def rest(sides: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, pa.Table]]:
+    """Hold rows that left (0) and rows that came (1), and return those that are not on both sides."""
+    held: tuple[list[pa.Table], list[pa.Table]] = ([], [])
+    for side, rows in sides:
+        held[side].append(rows)
+    if not (held[0] and held[1]):
+        yield from ((side, rows) for side, tables in enumerate(held) for rows in tables)
+        return
+    diff = cancel(Diff(*(pa.concat_tables(tables) for tables in held)))
+    yield from ((side, rows) for side, rows in enumerate((diff.left, diff.came)) if rows.num_rows)
+
+
+def _in_place(one: pa.Table, other: pa.Table, one_hashes: Hashes, other_hashes: Hashes) -> Codes:
+    """Return where both sides have the same row, if that is so for most: an update leaves rows in their order. Nothing is sorted then."""
+    count = min(len(one_hashes), len(other_hashes))
+    if np.count_nonzero(one_hashes[:count] == other_hashes[:count]) * 2 < count:
+        return _NONE
+    return np.flatnonzero(_same(one.slice(0, count), other.slice(0, count)))
 
 
 def _pairs(left: Hashes, came: Hashes) -> tuple[Codes, Codes]:
     """Pair rows with equal hashes: the n-th of one side with the n-th of the other."""
     left_order, came_order = np.argsort(left, kind="stable"), np.argsort(came, kind="stable")
     left_sorted, came_sorted = left[left_order], came[came_order]
-    first = np.searchsorted(left_sorted, left_sorted, "left") if len(left) else left_order
+    starts = np.flatnonzero(np.append(True, left_sorted[1:] != left_sorted[:-1])[: len(left)])
+    first = np.repeat(starts, np.diff(starts, append=len(left)))
     partner = np.searchsorted(came_sorted, left_sorted, "left") + (np.arange(len(left)) - first)
     found = partner < len(came)
     found[found] = came_sorted[partner[found]] == left_sorted[found]
@@ -124,13 +147,11 @@ def changes(diff: Diff, keys: Sequence[str] = ()) -> pa.Table:
     left_at, came_at = _updated(left, came, keys) if keys and left.num_rows and came.num_rows else (_NONE, _NONE)
     before, after = left.take(pa.array(left_at)), came.take(pa.array(came_at))
     gone, new = _without(left, left_at), _without(came, came_at)
-    kinds = [DELETE] * gone.num_rows + [UPDATE_BEFORE, UPDATE_AFTER] * before.num_rows + [INSERT] * new.num_rows
+    pairs = pa.array([UPDATE_BEFORE, UPDATE_AFTER] * before.num_rows, pa.string())
+    kinds = pa.chunked_array([pa.repeat(DELETE, gone.num_rows), pairs, pa.repeat(INSERT, new.num_rows)])
     images = pa.concat_tables([before, after]).take(pa.array(_interleaved(before.num_rows)))
     rows = pa.concat_tables([gone, images, new])
-    return rows.append_column(CHANGE_TYPE, pa.array(kinds, pa.string()))
-
-
-_NONE: Codes = np.array([], np.int64)
+    return rows.append_column(CHANGE_TYPE, kinds)
 
 
 def _updated(left: pa.Table, came: pa.Table, keys: Sequence[str]) -> tuple[Codes, Codes]:

@@ -13,23 +13,23 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.io.pyarrow import ArrowAccessor, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table.name_mapping import NameMapping
-from pyroaring import BitMap64
 
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
-from icefront.kernels.codes import encode
+from icefront.kernels import vectors
+from icefront.kernels.codes import encode, plain
+from icefront.kernels.projection import Projector
 
 BATCH_ROWS = 128 * 1024
 LEFT, CAME = 0, 1
-_FRAME = 8  # before a vector's bitmap: its length and a magic number, four bytes each
-_CRC = 4
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -61,6 +61,7 @@ class Files:
 
     io: FileIO
     layout: Layout
+    _kept: dict[Any, pa.Table] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, file: DataEntry, schema: Schema, wanted: Mask | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, each with the position of the first row that it was made of.
@@ -110,7 +111,7 @@ class Files:
         with self.io.new_input(delete.path).open() as stream:
             stream.seek(delete.offset or 0)
             blob = stream.read(delete.length)
-        return np.asarray(BitMap64.deserialize(blob[_FRAME:-_CRC]).to_array(), np.int64)
+        return vectors.decode(blob)
 
     def _positions(self, delete: DeleteEntry, path: str) -> Any:
         with self._opened(delete.path) as parquet:
@@ -120,9 +121,18 @@ class Files:
     def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
         """Mark the rows whose values in these columns some delete names."""
         schema = self.layout.columns(ids)
-        named = pa.concat_tables(self._whole(d, schema) for d in deletes)
-        for start, batch in self.rows(file, schema):
-            dead[start : start + batch.num_rows] |= is_in(pa.Table.from_batches([batch]), named)
+        named = self._named(schema, deletes)
+        # The keys are prepared anew for each piece: let it be large beside them.
+        for start, piece in _pieces(self.rows(file, schema), 2 * named.num_rows):
+            dead[start : start + piece.num_rows] |= is_in(piece, named)
+
+    def _named(self, schema: Schema, deletes: Sequence[DeleteEntry]) -> pa.Table:
+        """Read the rows that deletes name. Files of one partition are read one after the other, and share them: the last are kept."""
+        key = (tuple(schema.field_ids), tuple(d.key for d in deletes))
+        if key not in self._kept:
+            self._kept.clear()
+            self._kept[key] = pa.concat_tables(self._whole(d, schema) for d in deletes).combine_chunks()
+        return self._kept[key]
 
     def _whole(self, delete: DeleteEntry, schema: Schema) -> pa.Table:
         with self._opened(delete.path) as parquet:
@@ -177,7 +187,7 @@ class _Projection:
             start += batch.num_rows
 
     def projected(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        visitor = ArrowProjectionVisitor(
+        visitor = Projector(
             self.written,
             self.downcast,
             projected_missing_fields=dict(self.known),
@@ -201,13 +211,43 @@ def optional(schema: Schema) -> Schema:
     return Schema(*(f.model_copy(update={"required": False}) for f in schema.fields), schema_id=schema.schema_id)
 
 
+def _pieces(batches: Iterable[tuple[int, pa.RecordBatch]], rows: int) -> Iterator[tuple[int, pa.Table]]:
+    """Put batches that follow one another together, to so many rows at least."""
+    held: list[pa.RecordBatch] = []
+    begin = count = 0
+    for start, batch in batches:
+        begin = begin if held else start
+        held.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield begin, pa.Table.from_batches(held)
+            held, count = [], 0
+    if held:
+        yield begin, pa.Table.from_batches(held)
+
+
 def is_in(rows: pa.Table, named: pa.Table) -> Mask:
     """Say which rows are among the named ones; null equals null."""
     if named.num_rows == 0:
         return np.zeros(rows.num_rows, bool)
+    if named.num_columns == 1 and _looked_up(named.column(0).type):
+        values, keys = (_series(column) for column in (rows[named.column_names[0]].cast(named.column(0).type), named.column(0)))
+        alone: Mask = values.is_in(keys.implode(), nulls_equal=True).to_numpy()
+        return alone
     columns = [pa.chunked_array([*named[c].chunks, *rows[c].cast(named[c].type).chunks]) for c in named.column_names]
     codes, count = encode(columns)
     known = np.zeros(count, bool)
     known[codes[: named.num_rows]] = True
     found: Mask = known[codes[named.num_rows :]]
     return found
+
+
+def _series(column: pa.ChunkedArray) -> pl.Series:
+    whole = plain(column)
+    return pl.Series(whole.cast(pa.binary()) if pa.types.is_fixed_size_binary(whole.type) else whole)
+
+
+def _looked_up(kind: pa.DataType) -> bool:
+    """Say whether values are looked up the way that equal keys are meant: floats and nested values are compared by their codes."""
+    storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return not (pa.types.is_floating(storage) or pa.types.is_nested(storage))

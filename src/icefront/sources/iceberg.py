@@ -19,16 +19,15 @@ import structlog
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from icefront.changes import View
 from icefront.core.epochs import Cut, Epoch
-from icefront.core.errors import ConnectionFailed, FrontierGap, IcefrontError
+from icefront.core.errors import ConnectionFailed, FrontierGap, IcefrontError, Stopped
 from icefront.core.marks import Identity, Position
 from icefront.core.ports import Observation, Report, Split
 from icefront.core.timestamps import ORIGIN
 from icefront.iceberg import statediff
 from icefront.iceberg.history import Step
-from icefront.iceberg.live import Manifests
 from icefront.iceberg.statediff import FileChange
+from icefront.iceberg.view import View
 from icefront.sources.iceberg_reader import IcebergReader, Piece, plan
 from icefront.sources.iceberg_timeline import INITIAL, Place, Stage, Start, Timeline
 
@@ -185,11 +184,19 @@ class IcebergSource:
         view = self._view
         try:
             if snapshot is None:
-                manifests = Manifests(view.io)
-                return statediff.plan(manifests.of(parent), {}, manifests.entries, view.facts)
-            return view.plan([Step(0, parent, snapshot)]).get(0, ())
+                manifests = view.manifests()
+                found: Sequence[FileChange] = statediff.plan(manifests.of(parent), {}, manifests.entries, view.facts)
+            else:
+                found = view.plan([Step(0, parent, snapshot)]).get(0, ())
         except OSError as error:
             raise self._unreadable(error) from error
+        for change in found:
+            if change.is_foreign:
+                raise Stopped(
+                    f"the rows of {change.file.path} in {view.table}, or deletes on them, are not Parquet, and a pipeline reads only that",
+                    "rewrite the table's files as Parquet and begin anew; `icefront changes` reads other formats",
+                )
+        return found
 
     # ── the first state ────────────────────────────────────────────────────────────────────
     def _files(self, snapshot: Snapshot) -> Sequence[FileChange]:

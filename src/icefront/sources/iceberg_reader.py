@@ -28,10 +28,11 @@ from icefront.core.errors import SchemaRefused, Stopped
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Report, Split, Wish
 from icefront.core.timestamps import Timestamp
 from icefront.iceberg.evolution import can_widen
+from icefront.iceberg.history import as_wide
 from icefront.iceberg.live import DeleteEntry, Metrics
 from icefront.iceberg.statediff import FileChange
 from icefront.iceberg.types import print_type
-from icefront.kernels.changelog import Diff, cancel
+from icefront.kernels.changelog import rest
 from icefront.kernels.datafiles import LEFT, Files, Layout
 
 SMALLEST = 4 << 20
@@ -93,7 +94,7 @@ def _lean(change: FileChange) -> FileChange:
     def lean(deletes: tuple[DeleteEntry, ...] | None) -> tuple[DeleteEntry, ...] | None:
         return None if deletes is None else tuple(replace(d, metrics=Metrics()) for d in deletes)
 
-    return FileChange(replace(change.file, metrics=Metrics()), lean(change.before), lean(change.after))
+    return FileChange(change.file, lean(change.before), lean(change.after))
 
 
 # ── in workers: reading ────────────────────────────────────────────────────────────────────
@@ -138,21 +139,15 @@ class IcebergReader:
     def _sides(self, piece: Piece) -> Iterator[tuple[int, pa.Table]]:
         """Return the rows that left and those that came. Only where there are both they are held, to be cancelled."""
         schema = self.layout.schema(piece.schema)
+        if piece.before is not None and piece.before in self.layout.schemas:
+            schema = as_wide(schema, self.layout.schema(piece.before))
         rows = (
             (side, pa.Table.from_batches([batch]))
             for change in piece.changes
             for side, wanted in self.files.moved(change)
             for _, batch in self.files.rows(change.file, schema, wanted)
         )
-        if not piece.meets:
-            yield from rows
-            return
-        held: tuple[list[pa.Table], list[pa.Table]] = ([], [])
-        for side, table in rows:
-            held[side].append(table)
-        empty = schema_to_pyarrow(schema, include_field_ids=False).empty_table()
-        diff = cancel(Diff(*(pa.concat_tables(side) if side else empty for side in held)))
-        yield from ((side, table) for side, table in enumerate((diff.left, diff.came)) if table.num_rows)
+        return rest(rows) if piece.meets else rows
 
     # ── schemas ────────────────────────────────────────────────────────────────────────────
     def _where(self, piece: Piece) -> str:

@@ -5,33 +5,38 @@ blobs by key (or by whole row), then cancel what was carried over and pair what 
 
     file changes ─▶ read ─┬───────────────────────────────────────────────────▶ rows
                           └─ blobs by key ══shuffle══▶ cancel ─▶ pair images ─▶ rows
+
+Where row lineage tells what was carried over, only the rest is read: see `lineage`. Files that are not Parquet are read by Iceberg
+itself: see `staged`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from icefront.iceberg.lineage import rewrites
 from icefront.iceberg.statediff import FileChange
-from icefront.kernels.changelog import CHANGE_TYPE, Diff, cancel, changes, hashes
-from icefront.kernels.codes import groups
+from icefront.kernels.casts import recast
+from icefront.kernels.changelog import CHANGE_TYPE, Diff, cancel, changes, rest
 from icefront.kernels.datafiles import LEFT, Files, Layout, project
-from icefront.kernels.net import from_blob, to_blob
+from icefront.spark import exchange, lineage
+from icefront.spark.exchange import BLOBS, Spread, handed_out, met, work
 from icefront.spark.session import for_jobs, ship_package
+from icefront.spark.staged import Staged, scans
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PARTITION_BYTES = 64 * 1024 * 1024
 ORDINAL, SNAPSHOT, TIMESTAMP = "_change_ordinal", "_commit_snapshot_id", "_commit_timestamp"
@@ -40,18 +45,6 @@ OUTPUT = (
     StructField(ORDINAL, IntegerType(), nullable=False),
     StructField(SNAPSHOT, LongType(), nullable=False),
     StructField(TIMESTAMP, TimestampType(), nullable=False),
-)
-_BLOBS = StructType(
-    [
-        StructField("partition", IntegerType()),
-        StructField("bucket", IntegerType()),
-        StructField("ordinal", IntegerType()),
-        StructField("side", IntegerType()),
-        StructField("payload", BinaryType()),
-    ]
-)
-_BLOBS_ARROW = pa.schema(
-    [("partition", pa.int32()), ("bucket", pa.int32()), ("ordinal", pa.int32()), ("side", pa.int32()), ("payload", pa.binary())]
 )
 
 
@@ -68,6 +61,7 @@ class Moment:
 class Plan:
     """All that workers need. Plain values: cheap to pickle."""
 
+    table: str
     layout: Layout
     io_properties: Mapping[str, str]
     location: str
@@ -75,6 +69,10 @@ class Plan:
     keys: tuple[str, ...]
     schema_id: int
     output: StructType
+    by_row_id: bool = False
+    """Whether row ids tell rows apart; in steps without lineage nothing does then."""
+    lineage: frozenset[int] = frozenset()
+    """The ordinals of steps in which all rows have ids."""
 
     @cached_property
     def files(self) -> Files:
@@ -105,76 +103,133 @@ class Plan:
         }
         for name, column in told.items():
             shown = shown.append_column(name, column)
-        yield from as_spark(shown, self.arrow).to_batches(max_chunksize=64 * 1024)
+        yield from recast(shown, self.arrow).to_batches(max_chunksize=64 * 1024)
 
 
 def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> DataFrame:
     """Return the row changes of all steps. Nothing is read before somebody looks at them."""
     ship_package(spark)
-    meeting = {i: found for i, found in steps.items() if any(c.may_lose for c in found) and any(c.may_gain for c in found)}
+    meeting = {i: found for i, found in steps.items() if _meets(found)}
     apart = {i: found for i, found in steps.items() if i not in meeting}
     session = for_jobs(spark)
-    results = []
-    if items := _packed(apart):
-        results.append(session.range(0, len(items), 1, len(items)).mapInArrow(_Apart(plan, items), plan.output))
-    if items := _packed(meeting):
-        buckets = {i: max(1, -(-sum(c.bytes for c in found) // PARTITION_BYTES)) for i, found in meeting.items()}
-        width = max(min(sum(buckets.values()), 4096), min(spark.sparkContext.defaultParallelism, len(items)))
-        buckets = {i: max(n, width if len(meeting) == 1 else 1) for i, n in buckets.items()}
-        blobs = session.range(0, len(items), 1, len(items)).mapInArrow(_Scatter(plan, items, buckets, width), _BLOBS)
-        results.append(blobs.repartitionById(width, "partition").mapInArrow(_Gather(plan), plan.output))
+    results = [frame.mapInArrow(_Apart(plan, rows), plan.output) for frame, rows in _reading(spark, plan, apart)]
+    traced = {i: found for i, found in meeting.items() if i in plan.lineage and (plan.by_row_id or rewrites(found))}
+    by_values = {i: found for i, found in meeting.items() if i not in traced}
+    if reading := _reading(spark, plan, by_values):
+        spread = _spread(spark, by_values, _packed(by_values))
+        blobs = reduce(DataFrame.union, (frame.mapInArrow(_Scatter(plan, rows, spread), BLOBS) for frame, rows in reading))
+        results.append(blobs.repartitionById(spread.width, "partition").mapInArrow(_Gather(plan), plan.output))
+    if items := _packed(traced):
+        spread = _spread(spark, traced, items)
+        blobs = lineage.residue(session, plan, traced, items, spread)
+        if plan.by_row_id:
+            results.append(lineage.paired(blobs, plan, spread))
+        else:
+            results.append(blobs.repartitionById(spread.width, "partition").mapInArrow(_Gather(plan), plan.output))
     if not results:
         return session.createDataFrame([], plan.output)
-    return results[0] if len(results) == 1 else results[0].union(results[1])
+    return reduce(DataFrame.union, results)
 
 
-Item = tuple[int, Sequence[FileChange]]
+Item = tuple[int, list[FileChange]]
+Rows = Callable[[Iterator[pa.RecordBatch]], Iterator[tuple[int, int, pa.Table]]]
+"""Makes rows, with the ordinal of their step and their side, of what a frame hands to a worker."""
+
+
+def _meets(found: Sequence[FileChange]) -> bool:
+    """Say whether rows of a step may be on both sides. Of a file that Iceberg reads they are, if it is in both states."""
+    if any(c.is_foreign and c.before is not None and c.after is not None for c in found):
+        return True
+    return any(c.may_lose for c in found) and any(c.may_gain for c in found)
+
+
+def _reading(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> list[tuple[DataFrame, Rows]]:
+    """Return what is to be read of some steps, and how: in our way, and in Iceberg's where the files want that."""
+    schemas = {ordinal: plan.moments[ordinal].schema_id for ordinal in steps}
+    found: list[tuple[DataFrame, Rows]] = [
+        (frame, Staged(plan.layout, schema_id)) for schema_id, frame in scans(spark, plan.table, plan.layout, steps, schemas)
+    ]
+    if items := _packed(steps):
+        found.append((handed_out(for_jobs(spark), items), _Own(plan)))
+    return found
+
+
+def _spread(spark: SparkSession, steps: Mapping[int, Sequence[FileChange]], items: Sequence[Sequence[Item]]) -> Spread:
+    sizes = {ordinal: sum(change.bytes for change in found) for ordinal, found in steps.items()}
+    return exchange.spread(sizes, PARTITION_BYTES, min(spark.sparkContext.defaultParallelism, len(items)))
 
 
 def _packed(steps: Mapping[int, Sequence[FileChange]]) -> list[list[Item]]:
-    """Pack file changes into tasks by the bytes that they make us read, keeping those of one step together."""
+    """Pack what we read ourselves into tasks by its bytes, keeping file changes of one step together."""
     tasks: list[list[Item]] = []
     room = 0
     for ordinal, found in steps.items():
-        for change in found:
-            size = change.bytes
+        for part in _parts([c for c in found if not c.is_foreign]):
+            size = sum(change.bytes for change in part)
             if not tasks or size > room:
                 tasks.append([])
                 room = PARTITION_BYTES
             room -= size
-            if tasks[-1] and tasks[-1][-1][0] == ordinal:
-                tasks[-1][-1] = (ordinal, [*tasks[-1][-1][1], change])
-            else:
-                tasks[-1].append((ordinal, [change]))
+            if not tasks[-1] or tasks[-1][-1][0] != ordinal:
+                tasks[-1].append((ordinal, []))
+            tasks[-1][-1][1].extend(part)
     return tasks
 
 
-def as_spark(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give columns the types that Spark has for them: a uuid is its text."""
-    columns = [
-        pa.array([str(value) for value in column.to_pylist()], pa.string(), mask=column.is_null().to_numpy(zero_copy_only=False))
-        if isinstance(column.type, pa.UuidType)
-        else column
-        for column in rows.columns
-    ]
-    return pa.table(columns, names=rows.column_names).cast(schema)
+def _parts(found: Sequence[FileChange]) -> list[list[FileChange]]:
+    """Split a step. Of one that rewrote files, what it read and what it wrote should be read together.
+
+    Rewriting mostly keeps partitions and the order of rows: where a tenth of the old files ends, a tenth of the new ones does. Files
+    that overlap in that sense stay together, as long as a task can hold them.
+    """
+    if not _meets(found):
+        return [[change] for change in found]
+    old, new = [c for c in found if c.before is not None], [c for c in found if c.before is None]
+    parts: list[list[FileChange]] = []
+    reach, room = 0.0, 0
+    for start, end, change in sorted((*_spans(old), *_spans(new)), key=lambda span: span[:2]):
+        if not parts or start + (end - start) / 10 > reach or change.bytes > room:
+            parts.append([])
+            room = 2 * PARTITION_BYTES  # of either side as much as one has elsewhere
+        parts[-1].append(change)
+        reach = max(reach, end)
+        room -= change.bytes
+    return parts
+
+
+def _spans(files: Sequence[FileChange]) -> Iterator[tuple[float, float, FileChange]]:
+    """Say where files begin and end if all of them are put one after the other, as shares of the whole."""
+    total, passed = max(1, sum(change.bytes for change in files)), 0
+    for change in sorted(files, key=lambda c: (c.file.spec_id, repr(c.file.partition), c.file.path)):
+        yield passed / total, (passed + change.bytes) / total, change
+        passed += change.bytes
 
 
 # ── in workers ─────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class _Own:
+    """Read file changes in our own way, in Arrow."""
+
+    plan: Plan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.Table]]:
+        for _, items in work(batches):
+            for ordinal, found in items:
+                for side, rows in _sides(self.plan, ordinal, found):
+                    yield ordinal, side, rows
+
+
 @dataclass(frozen=True)
 class _Apart:
     """Read steps whose rows only come, or only leave."""
 
     plan: Plan
-    items: Sequence[Sequence[Item]]
+    rows: Rows
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for ordinal, found in self.items[number]:
-                    for side, rows in _sides(self.plan, ordinal, found):
-                        empty = rows.slice(0, 0)
-                        yield from self.plan.finished(changes(Diff(*((rows, empty) if side == LEFT else (empty, rows)))), ordinal)
+        for ordinal, side, rows in self.rows(batches):
+            empty = rows.slice(0, 0)
+            yield from self.plan.finished(changes(Diff(*((rows, empty) if side == LEFT else (empty, rows)))), ordinal)
 
 
 @dataclass(frozen=True)
@@ -182,28 +237,12 @@ class _Scatter:
     """Read steps in which rows leave and come, and send them to where their likes are."""
 
     plan: Plan
-    items: Sequence[Sequence[Item]]
-    buckets: Mapping[int, int]
-    width: int
+    rows: Rows
+    spread: Spread
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for ordinal, found in self.items[number]:
-                    for side, rows in _sides(self.plan, ordinal, found):
-                        yield from self._blobs(ordinal, side, rows)
-
-    def _blobs(self, ordinal: int, side: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        count = self.buckets[ordinal]
-        places = (hashes(rows, self.plan.keys or None) % np.uint64(count)).astype(np.int64)
-        order, starts = groups(places, count)
-        rows = rows.take(pa.array(order)) if count > 1 else rows
-        for bucket in range(count):
-            part = rows.slice(starts[bucket], starts[bucket + 1] - starts[bucket])
-            if part.num_rows:
-                told = ((ordinal + bucket) % self.width, bucket, ordinal, side, to_blob(part))
-                columns = [pa.array([v], f.type) for v, f in zip(told, _BLOBS_ARROW, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, schema=_BLOBS_ARROW)
+        for ordinal, side, rows in self.rows(batches):
+            yield from self.spread.blobs(ordinal, side, rows, self.plan.keys or None)
 
 
 @dataclass(frozen=True)
@@ -213,22 +252,19 @@ class _Gather:
     plan: Plan
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: dict[tuple[int, int], tuple[list[pa.Table], list[pa.Table]]] = defaultdict(lambda: ([], []))
-        for batch in batches:
-            for row in batch.to_pylist():
-                held[row["ordinal"], row["bucket"]][row["side"]].append(from_blob(row["payload"]))
-        for (ordinal, _), (left, came) in sorted(held.items()):
-            either = (left or came)[0].slice(0, 0)
-            diff = Diff(*(pa.concat_tables(side) if side else either for side in (left, came)))
+        for ordinal, diff in met(batches):
             found = changes(cancel(diff), self.plan.keys)
             if found.num_rows:
                 yield from self.plan.finished(found, ordinal)
 
 
 def _sides(plan: Plan, ordinal: int, found: Sequence[FileChange]) -> Iterator[tuple[int, pa.Table]]:
-    """Read the rows that left files and those that came into them."""
+    """Read the rows that left files and those that came into them. What was carried over from one to another need not travel."""
     schema = plan.schema(ordinal)
-    for change in found:
-        for side, wanted in plan.files.moved(change):
-            for _, batch in plan.files.rows(change.file, schema, wanted):
-                yield side, pa.Table.from_batches([batch])
+    rows = (
+        (side, pa.Table.from_batches([batch]))
+        for change in found
+        for side, wanted in plan.files.moved(change)
+        for _, batch in plan.files.rows(change.file, schema, wanted)
+    )
+    return rest(rows) if _meets(found) else rows

@@ -105,6 +105,8 @@ def for_jobs(spark: SparkSession) -> SparkSession:
     if getattr(context, "_icefront_jobs", None) is None:
         own = spark.newSession()
         own.conf.set("spark.sql.adaptive.enabled", "false")
+        # Each batch that we hand out is a task of its own.
+        own.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")
         context._icefront_jobs = own  # noqa: SLF001 — remembers it for exactly as long as the context lives
     jobs: SparkSession = context._icefront_jobs  # noqa: SLF001
     return jobs

@@ -15,12 +15,12 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from icefront.api import Pipeline
-from icefront.changes import View
 from icefront.core.errors import ConfigError, ConnectionFailed
 from icefront.core.marks import START, Mark
 from icefront.core.ports import Source
 from icefront.core.protocol import Head
 from icefront.iceberg import summary
+from icefront.iceberg.view import View
 from icefront.settings import PipelineSettings, Target
 from icefront.settings.keys import key_columns
 from icefront.sources.changefeed import Changefeed

@@ -1,0 +1,135 @@
+"""A table as it is now, from its metadata: what reading its files and planning its changes take."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.transforms import IdentityTransform, VoidTransform
+from pyiceberg.types import PrimitiveType
+
+from icefront.core.errors import ConfigError
+from icefront.iceberg import history, lineage, statediff
+from icefront.iceberg.history import Step
+from icefront.iceberg.live import Manifests, Read
+from icefront.iceberg.statediff import Facts, FileChange
+from icefront.kernels.datafiles import Layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class View:
+    """A table's metadata, and its files' place."""
+
+    table: str
+    metadata: TableMetadata
+    io_properties: Mapping[str, str]
+    elsewhere: Read | None = field(default=None, compare=False)
+    """Reads manifests where there are very many."""
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: str) -> View:
+        """Ask the catalog for a table."""
+        from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
+        from icefront.spark.manifests import read_in_spark  # noqa: PLC0415
+
+        found = Gateway(spark).load(table)
+        if found is None:
+            raise ConfigError(f"table {table} does not exist", "write catalog.namespace.table, of a catalog of this session")
+        metadata, io_properties = TableMetadataUtil.parse_raw(found.metadata_json()), found.io_properties()
+        return cls(table, metadata, io_properties, read_in_spark(spark, io_properties, metadata.location))
+
+    @property
+    def io(self) -> FileIO:
+        return load_file_io(dict(self.io_properties), self.metadata.location)
+
+    @property
+    def layout(self) -> Layout:
+        metadata = self.metadata
+        return Layout(
+            schemas={schema.schema_id: schema.model_dump_json() for schema in metadata.schemas},
+            format_version=metadata.format_version,
+            identities={
+                spec.spec_id: {f.source_id: i for i, f in enumerate(spec.fields) if isinstance(f.transform, IdentityTransform)}
+                for spec in metadata.partition_specs
+            },
+            name_mapping=metadata.properties.get("schema.name-mapping.default"),
+        )
+
+    @property
+    def facts(self) -> Facts:
+        fields = {i: schema.find_type(i) for schema in self.metadata.schemas for i in schema.field_ids}
+        return Facts(
+            # A field that was dropped in format 1 stays, and says nothing.
+            frozenset(
+                s.spec_id for s in self.metadata.partition_specs if all(isinstance(f.transform, VoidTransform) for f in s.fields)
+            ),
+            {i: kind for i, kind in fields.items() if isinstance(kind, PrimitiveType)},
+        )
+
+    def manifests(self) -> Manifests:
+        return Manifests(self.io, self.elsewhere)
+
+    def with_schema(self, schema: Schema) -> View:
+        """Return the table with another schema in the place of the one with its number."""
+        schemas = [schema if each.schema_id == schema.schema_id else each for each in self.metadata.schemas]
+        return replace(self, metadata=self.metadata.model_copy(update={"schemas": schemas}))
+
+    def schema_id(self, step: Step) -> int:
+        return history.schema_of(self.metadata, step.snapshot).schema_id
+
+    def plan(self, steps: Sequence[Step]) -> dict[int, list[FileChange]]:
+        """Find the files that tell the changes of each step; silent ones have none."""
+        manifests, facts = self.manifests(), self.facts
+        planned: dict[int, list[FileChange]] = {}
+        with _uncollected():
+            for step in steps:
+                if not step.is_silent:
+                    old, new = manifests.of(step.parent), manifests.of(step.snapshot)
+                    planned[step.ordinal] = statediff.plan(old, new, manifests.entries, facts)
+        return planned
+
+    def key_columns(self, schema: Schema, keys: Sequence[str] | None) -> tuple[str, ...]:
+        if keys is None:
+            return tuple(sorted(schema.identifier_field_names()))
+        if self.is_by_row_id(schema, keys):
+            return ()
+        missing = [key for key in keys if key not in schema.column_names]
+        if missing:
+            raise ConfigError(
+                f"{self.table} has no column {missing[0]}", f"keys are among {', '.join(f.name for f in schema.fields)}"
+            )
+        return tuple(keys)
+
+    def is_by_row_id(self, schema: Schema, keys: Sequence[str] | None) -> bool:
+        """Say whether row ids are meant to tell rows apart. A column of that name is a column."""
+        if not keys or lineage.ROW_ID not in keys or lineage.ROW_ID in schema.column_names:
+            return False
+        if len(keys) > 1:
+            raise ConfigError(f"{lineage.ROW_ID} is not the only key", "it tells rows apart by itself: leave the others out")
+        if self.metadata.format_version < 3:
+            raise ConfigError(
+                f"{self.table} has format {self.metadata.format_version}, and rows have ids since format 3",
+                "choose other keys, or upgrade the table",
+            )
+        return True
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let nobody look for garbage: among hundred thousands of entries, all of them kept, that is a third of planning."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,0 +1,55 @@
+"""Planning in Spark: of a table with very many manifests, what workers read is what the driver would have read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from icefront.changes import changes
+from icefront.iceberg import history, live
+from icefront.iceberg.live import Entries, Ids, Ref
+from icefront.iceberg.view import View
+from tests.changes.streaming import Streaming
+from tests.changes.test_changes import create
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def busy(spark: Any, table: str) -> str:
+    """A table with data, position deletes and equality deletes in manifests of their own."""
+    create(spark, table, version=2, **{"commit.manifest-merge.enabled": "false"})
+    writer = Streaming(spark, table)
+    for i in range(4):
+        writer.commit([{"id": i, "v": f"{i}"}, {"id": i + 10}], deletes=[{"id": i - 1}], positions=[("", 1)])
+    return table
+
+
+def test_many_manifests_are_read_in_spark(spark: Any, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View.of(spark, busy)
+    steps = history.steps(view.metadata, None, view.metadata.current_snapshot(), net=False)
+    expected = view.plan(steps)
+    asked: list[int] = []
+
+    def elsewhere(manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
+        asked.append(len(manifests))
+        assert view.elsewhere is not None
+        return view.elsewhere(manifests, ids)
+
+    watched = replace(view, elsewhere=elsewhere)
+    assert watched.plan(steps) == expected
+    assert asked == [], "a small table needs no job"
+    monkeypatch.setattr(live, "MANY_MANIFESTS", 0)
+    assert watched.plan(steps) == expected
+    assert sum(asked) == len(view.manifests().of(view.metadata.current_snapshot())), "each is read once"
+
+
+def test_every_task_gets_its_own_files_and_no_others(spark: Any, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tasks there are, they read the same."""
+    expected = sorted(map(str, changes(spark, busy).collect()))
+    monkeypatch.setattr("icefront.spark.changes.PARTITION_BYTES", 1)
+    found = changes(spark, busy)
+    assert sorted(map(str, found.collect())) == expected
