@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.failpoints import OF_A_RUN
 from icefront.proof.harness import KILLED
 from tests.process.matrix import Watched, ready_for
 
@@ -24,7 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     project.check_caught_up()
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", OF_A_RUN)
 def test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on(
     project: Watched, failpoint: str, tmp_path: Path
 ) -> None:
@@ -34,7 +34,7 @@ def test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["write.after", *(pytest.param(name, marks=pytest.mark.long) for name in FAILPOINTS if name != "write.after")]
+    "failpoint", ["write.after", *(pytest.param(name, marks=pytest.mark.long) for name in OF_A_RUN if name != "write.after")]
 )
 def test_an_exception_that_nobody_foresaw_ends_the_run_and_the_next_one_goes_on(
     project: Watched, failpoint: str, tmp_path: Path
@@ -62,7 +62,7 @@ def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(tm
 def test_killed_at_each_failpoint_and_recovered_at_once(tmp_path: Path, seed: int, passing: int) -> None:
     project = Watched(tmp_path, seed=seed)
     project.run()
-    for failpoint in FAILPOINTS:
+    for failpoint in OF_A_RUN:
         step = failpoint.partition(".")[0]
         if step == "table" or (passing > 1 and step in {"claim", "partitioning", "schema"}):
             continue  # no run comes there so often

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.failpoints import OF_A_RUN
 from icefront.proof.harness import Driver, wait_until
 from tests.process.matrix import SEEDS, Strike, Watched, ready_for
 
@@ -81,7 +81,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", OF_A_RUN)
 def test_the_jvm_is_killed_at_each_failpoint(project: Watched, failpoint: str, tmp_path: Path) -> None:
     project = ready_for(failpoint, project, tmp_path)
     project.feed.advance(20)  # there is something left to do without it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.failpoints import OF_A_RUN
 from icefront.proof.harness import FENCED
 from tests.process.matrix import Watched
 from tests.servers.rest import RestCatalog
@@ -62,7 +62,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def test_every_failpoint_has_its_zombie() -> None:
-    assert sorted([*TAKES_OVER, *(name for group in GROUPS.values() for name in group)]) == sorted(FAILPOINTS)
+    assert sorted([*TAKES_OVER, *(name for group in GROUPS.values() for name in group)]) == sorted(OF_A_RUN)
 
 
 @pytest.mark.parametrize("group", list(GROUPS))

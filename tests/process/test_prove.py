@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from icefront.cli.proving import Screen
-from icefront.proof.failpoints import FAILPOINTS
+from icefront.proof.failpoints import OF_A_RUN
 from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.harness import wait_until
 from icefront.proof.prove import Prove
@@ -168,5 +168,5 @@ def test_every_failpoint_is_one_at_which_some_life_ends() -> None:
     from icefront.proof import faults  # noqa: PLC0415 — beside what is compared with it
 
     places = {*faults.BEFORE_COMMIT, *faults.AFTER_COMMIT, *faults.IN_CLAIM, *faults.IN_CREATION, *faults.IN_ALTERATION}
-    assert FAILPOINTS.keys() - places == {"observe.before"}
-    assert places <= FAILPOINTS.keys()
+    assert OF_A_RUN.keys() - places == {"observe.before"}
+    assert places <= OF_A_RUN.keys()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from icefront.core.errors import ConfigError
 
 ENVIRONMENT = "ICEFRONT_FAILPOINTS"
-FAILPOINTS: Mapping[str, str] = {
+OF_A_RUN: Mapping[str, str] = {
     "observe.before": "S0: the source was not asked yet",
     "observe.after": "S0: the source said what is resolved",
     "table.before": "a new table is about to be created",
@@ -46,10 +46,13 @@ FAILPOINTS: Mapping[str, str] = {
     "note.after": "S4: the publication is noted",
     "release.before": "S5: the source is not released yet",
     "release.after": "S5: the source was released",
-    "settle.before": "upkeep: a settle is planned, nothing of it is written",
-    "settle.before-commit": "upkeep: new deletes are written, and are about to be committed",
-    "settle.after": "upkeep: the settle was committed",
 }
+OF_UPKEEP: Mapping[str, str] = {
+    "settle.before": "a settle is planned, nothing of it is written",
+    "settle.before-commit": "new deletes are written, and are about to be committed",
+    "settle.after": "the settle was committed",
+}
+FAILPOINTS = {**OF_A_RUN, **OF_UPKEEP}
 ACTIONS = ("kill", "pause", "raise", "delay:S")
 
 
