@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,12 +175,18 @@ def released(log: str) -> Sequence[str]:
     return [json.loads(line)["frontier"] for line in whole if '"event": "released"' in line]
 
 
-def ready_for(failpoint: str, project: Watched, folder: Path) -> Watched:
-    """Return a project whose next run passes this failpoint: this one, or a new one where there may be no table yet."""
-    if failpoint.startswith("table.") and project.load() is not None:
-        project = Watched(folder)
-    project.provoke(failpoint)
-    return project
+@contextmanager
+def ready_for(failpoint: str, project: Watched, folder: Path) -> Iterator[Watched]:
+    """A project whose next run passes this failpoint: this one, or a new one where there may be no table yet.
+
+    The next test goes on with this one; a new one has a successor here.
+    """
+    struck = Watched(folder) if failpoint.startswith("table.") and project.load() is not None else project
+    struck.provoke(failpoint)
+    yield struck
+    if struck is not project:
+        struck.run()
+        struck.check_caught_up()
 
 
 # ── strikes in workers ─────────────────────────────────────────────────────────────────────

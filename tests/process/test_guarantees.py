@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from icefront.proof.failpoints import OF_A_RUN
+
 TESTS = Path(__file__).parent.parent
-PROMISED = set(re.findall(r"`(test_\w+)`", (TESTS.parent / "docs" / "guarantees.md").read_text()))
+GUARANTEES = (TESTS.parent / "docs" / "guarantees.md").read_text()
+PROMISED = set(re.findall(r"`(test_\w+)`", GUARANTEES))
 CONTROLS = {
     "test_every_failpoint_has_its_zombie",
     "test_without_sabotage_the_same_faults_are_survived",
@@ -66,6 +69,7 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_maintenance_by_others_all_the_time",
         "test_staged_files_that_were_removed_as_orphans_are_written_again",
     ],
+    "upkeep": ["test_a_settle_that_is_killed_or_paused_leaves_a_right_table"],
     "rollback": ["test_a_table_that_is_rolled_back_stops_the_run_and_the_next_one_until_it_is_set_forward"],
     "CREATE OR REPLACE": ["test_a_table_that_is_replaced_stops_the_run_and_the_next_one"],
     "table dropped": [
@@ -154,9 +158,14 @@ def test_every_row_of_the_failure_matrix_is_promised(row: str) -> None:
 
 def test_every_test_of_the_matrix_is_promised() -> None:
     channel = [TESTS / "rest" / f"test_{name}.py" for name in CHANNEL]
-    matrix = [*(TESTS / "process").glob("test_matrix_*.py"), TESTS / "process" / "test_sabotage.py", *channel]
+    others = [TESTS / "process" / "test_sabotage.py", TESTS / "upkeep" / "test_settle_processes.py"]
+    matrix = [*(TESTS / "process").glob("test_matrix_*.py"), *others, *channel]
     missing = in_every_run(matrix) - CONTROLS - PROMISED
     assert missing == set()
+
+
+def test_the_failpoints_are_as_many_as_is_said() -> None:
+    assert re.findall(r"each of the (\d+) failpoints", GUARANTEES) == [str(len(OF_A_RUN))]
 
 
 def test_what_is_marked_long_is_told_from_what_is_not() -> None:

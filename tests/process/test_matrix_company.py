@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Self
@@ -228,6 +228,20 @@ def test_maintenance_by_others_right_before_each_of_our_commits(project: Watched
     project.check_caught_up()
 
 
+DAYS_AGO = time.time() - 4 * 86_400
+
+
+def look_old(path: Path) -> None:
+    os.utime(path, (DAYS_AGO, DAYS_AGO))
+
+
+def remove_orphans(spark: Any, table: str) -> set[Path]:
+    """Remove what is older than three days and no snapshot knows; tells what that was."""
+    three_days_ago = f"TIMESTAMP '{datetime.fromtimestamp(DAYS_AGO + 86_400, UTC):%F %T}'"
+    removed = procedures(spark, table, "remove_orphan_files", f", older_than => {three_days_ago}")
+    return {Path(urlsplit(row[0]).path) for row in removed}
+
+
 def test_staged_files_that_were_removed_as_orphans_are_written_again(project: Watched, spark: Any) -> None:
     """Everything is made to look days old: what is committed must stay, what is merely staged may go."""
     project.run()
@@ -235,15 +249,12 @@ def test_staged_files_that_were_removed_as_orphans_are_written_again(project: Wa
     project.run("stage.after=kill", code=KILLED)
     table = project.load()
     assert table is not None
-    days_ago = time.time() - 4 * 86_400
     for path in Path(urlsplit(table.location()).path).rglob("*"):
-        os.utime(path, (days_ago, days_ago))
+        look_old(path)
     project.check()
     staged = set(files_of(staged_notes(project.state)))
     assert staged
-    yesterday = f"TIMESTAMP '{datetime.fromtimestamp(days_ago + 86_400, UTC):%F %T}'"
-    removed = procedures(spark, project.table, "remove_orphan_files", f", older_than => {yesterday}")
-    assert staged <= {f"file://{urlsplit(row[0]).path}" for row in removed}
+    assert {Path(urlsplit(file).path) for file in staged} <= remove_orphans(spark, project.table)
     project.checker.forgive(staged)
     project.check()
     run = project.run()
@@ -260,12 +271,27 @@ def rewrites(project: Watched) -> int:
 
 
 def test_maintenance_by_others_all_the_time(project: Watched, spark: Any) -> None:
-    """Here our commits meet theirs in the middle, too: theirs may fail, ours may not. Before every second one of ours two land."""
+    """Here our commits meet theirs in the middle, too: theirs may fail, ours may not. Before every second one of ours two land.
+
+    And orphans that look old are removed, for the first time for sure while an epoch is staged and about to be committed.
+    """
     for _ in range(5):
         project.feed.advance(20)
     statements = maintenance(spark, project.table)
-    works = {name: statements[name] for name in ("rewrite_data_files", "rewrite_manifests")}
-    works["remove_orphan_files"] = partial(procedures, spark, project.table, "remove_orphan_files")
+    orphans: list[Path] = []
+
+    def leave_and_remove_an_orphan() -> None:
+        """One such as an attempt leaves that was lost: a file of ours that no snapshot knows."""
+        file = min(project.committed())
+        orphans.append(file.with_name(f"lost-{len(orphans)}-{file.name}"))
+        shutil.copyfile(file, orphans[-1])
+        look_old(orphans[-1])
+        assert remove_orphans(spark, project.table) == {orphans[-1]}
+
+    works = {
+        "remove_orphan_files": leave_and_remove_an_orphan,
+        **{name: statements[name] for name in ("rewrite_data_files", "rewrite_manifests")},
+    }
     names, done = cycle(works), Counter[str]()
 
     def maintain() -> bool:
@@ -285,10 +311,13 @@ def test_maintenance_by_others_all_the_time(project: Watched, spark: Any) -> Non
                 others.let_go()
                 if epoch % 2 and attempt == 1:
                     others.wait_for(2)  # both kinds: what begins when we are woken may lose every time
+                    assert orphans
+                    project.check()  # what is staged is there, too
         driver.expect(0)
     assert min(asked(driver)[2::2]) >= 2, f"a commit of ours that had to conflict did not: {asked(driver)}"
     assert rewrites(project) >= others.commits >= 6
     assert done.keys() == works.keys()
+    assert not any(orphan.exists() for orphan in orphans)
     project.check_caught_up()
 
 

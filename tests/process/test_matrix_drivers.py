@@ -37,10 +37,8 @@ def test_of_several_drivers_started_at_once_the_last_to_claim_publishes(tmp_path
     start_at_once(Watched(tmp_path, seed=seed), drivers)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works(tmp_path: Path, seed: int) -> None:
+def take_over(project: Watched) -> None:
     """Each has something in its hands when the next one claims the table: only the last of them may publish it."""
-    project = Watched(tmp_path, seed=seed)
     project.feed.advance(20)
     with ExitStack() as stack:
         first = stack.enter_context(project.start("publish.before-commit=pause@2")).wait_until_stopped()
@@ -54,4 +52,10 @@ def test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_w
     assert project.owner() == owner
     assert (len(first.epochs()), len(second.epochs())) == (1, 2)
     project.check_caught_up()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works(tmp_path: Path, seed: int) -> None:
+    project = Watched(tmp_path, seed=seed)
+    take_over(project)
     project.check_by_spark()

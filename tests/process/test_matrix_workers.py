@@ -83,12 +83,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 @pytest.mark.long
 @pytest.mark.parametrize("failpoint", OF_A_RUN)
 def test_the_jvm_is_killed_at_each_failpoint(project: Watched, failpoint: str, tmp_path: Path) -> None:
-    project = ready_for(failpoint, project, tmp_path)
-    project.feed.advance(20)  # there is something left to do without it
-    with project.start(f"{failpoint}=pause") as driver:
-        kill_at_once(driver.wait_until_stopped(), project)
-        expect_the_reason(driver)
-    project.check()
+    with ready_for(failpoint, project, tmp_path) as struck:
+        struck.feed.advance(20)  # there is something left to do without it
+        with struck.start(f"{failpoint}=pause") as driver:
+            kill_at_once(driver.wait_until_stopped(), struck)
+            expect_the_reason(driver)
+        struck.check()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

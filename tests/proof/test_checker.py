@@ -99,6 +99,19 @@ def story(tmp_path: Path) -> Story:
 
 
 # ── as it should be ────────────────────────────────────────────────────────────────────────
+def test_upkeep_is_looked_at_like_an_epoch(story: Story):
+    story.epoch()
+    story.commit([], "x", {"icefront.upkeep": "settle"})
+    assert story.kinds() == []
+    assert story.checker.snapshots == 2
+    story.load().delete("id = 1", snapshot_properties={"icefront.upkeep": "settle"})
+    assert story.kinds() == [Kind.ROWS], "upkeep that loses a row"
+
+
+def test_another_engine_with_nothing_to_compare_has_not_compared(story: Story):
+    assert [v.kind for v in story.checker.check_with("another", lambda _: [])] == [Kind.UNREADABLE]
+
+
 def test_a_table_that_is_right_has_no_violations_and_each_snapshot_is_compared_once(story: Story):
     for _ in range(3):
         story.epoch()

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from icefront.core.files import Staged
 from icefront.core.marks import Mark
-from icefront.core.protocol import Outcome, Published
+from icefront.core.protocol import Head, Outcome, Published
 from icefront.proof.checker import by_datafusion
+from icefront.proof.proxy import FaultProxy, Strike
 from icefront.sinks.iceberg import IcebergSink
 from tests.servers.rest import RestCatalog
 from tests.sinks.test_iceberg_sink import claim, make, stage
 
 Rows = dict[int, str]
-
-
-@contextmanager
-def interpreted(spark: Any) -> Iterator[None]:
-    """Compile no code for queries over a handful of rows."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    yield
-    for key in settings:
-        spark.conf.unset(key)
 
 
 @dataclass
@@ -92,28 +82,52 @@ class Channel:
 
     def check(self) -> None:
         """Every epoch is there once and in order, on one branch; every snapshot can be read and is right, by two engines."""
-        table = self.table()
-        metadata = table.metadata
-        parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
-        branch = []
-        at = metadata.current_snapshot_id
-        while at is not None:
-            branch.append(at)
-            at = parents[at]
-        assert sorted(branch) == sorted(parents), "a snapshot is on no branch"
-        summaries = {s.snapshot_id: s.summary.additional_properties for s in metadata.snapshots if s.summary}
-        epochs = [(i, summaries[i]["icefront.frontier"]) for i in reversed(branch) if "icefront.lower" in summaries[i]]
-        assert [frontier for _, frontier in epochs] == list(self.held)
-        if epochs:
-            assert self._travel([i for i, _ in epochs]) == list(self.held.values())
-            assert sorted((row["id"], row["v"]) for row in by_datafusion(table)) == sorted(list(self.held.values())[-1].items())
+        check_snapshots(self.spark, f"near.{self.name}", self.table(), self.held)
 
-    def _travel(self, snapshots: list[int]) -> list[Rows]:
-        """Read all these snapshots by Spark, in one query."""
-        parts = [
-            f"SELECT {number} AS number, id, v FROM near.{self.name} VERSION AS OF {i}" for number, i in enumerate(snapshots)
-        ]
-        with interpreted(self.spark):
-            rows = self.spark.sql(" UNION ALL ".join(parts)).collect()
-        assert len({(row[0], row[1]) for row in rows}) == len(rows), "a key is there twice"
-        return [{row[1]: row[2] for row in rows if row[0] == number} for number in range(len(snapshots))]
+
+# ── what a table must hold ─────────────────────────────────────────────────────────────────
+def check_snapshots(spark: Any, name: str, table: Table, held: Mapping[str, Rows]) -> None:
+    """The table publishes these frontiers once each and in this order, on one branch, with these rows at each.
+
+    All of them are read by Spark, under this name, and the newest by a second engine.
+    """
+    metadata = table.metadata
+    parents = {s.snapshot_id: s.parent_snapshot_id for s in metadata.snapshots}
+    branch = []
+    at = metadata.current_snapshot_id
+    while at is not None:
+        branch.append(at)
+        at = parents[at]
+    assert sorted(branch) == sorted(parents), "a snapshot is on no branch"
+    summaries = {s.snapshot_id: s.summary.additional_properties for s in metadata.snapshots if s.summary}
+    epochs = [(i, summaries[i]["icefront.frontier"]) for i in reversed(branch) if "icefront.lower" in summaries[i]]
+    assert [frontier for _, frontier in epochs] == list(held)
+    if epochs:
+        assert _travel(spark, name, [i for i, _ in epochs]) == list(held.values())
+        assert sorted((row["id"], row["v"]) for row in by_datafusion(table)) == sorted(list(held.values())[-1].items())
+
+
+def _travel(spark: Any, name: str, snapshots: Sequence[int]) -> list[Rows]:
+    """Read all these snapshots by Spark, in one query."""
+    parts = [f"SELECT {number} AS number, id, v FROM {name} VERSION AS OF {i}" for number, i in enumerate(snapshots)]
+    rows = spark.sql(" UNION ALL ".join(parts)).collect()
+    assert len({(row[0], row[1]) for row in rows}) == len(rows), "a key is there twice"
+    return [{row[1]: row[2] for row in rows if row[0] == number} for number in range(len(snapshots))]
+
+
+# ── what comes late ────────────────────────────────────────────────────────────────────────
+def release_before_looking(proxy: FaultProxy, sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> list[Strike]:
+    """Let what is held back reach the catalog just before the sink looks for the first time."""
+    released: list[Strike] = []
+    look = sink._look
+
+    def late(*args: Any) -> Head:
+        released.extend(proxy.release())
+        return look(*args)
+
+    monkeypatch.setattr(sink, "_look", late)
+    return released
+
+
+def applied(strikes: Sequence[Strike]) -> list[bool]:
+    return [strike.applied for strike in strikes]

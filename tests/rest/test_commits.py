@@ -10,16 +10,16 @@ import pytest
 
 from icefront.core.errors import ConnectionFailed, Stopped
 from icefront.core.ports import Wish
-from icefront.core.protocol import FencedOff, Published
-from icefront.iceberg.java import JavaTable
+from icefront.core.protocol import FencedOff, Landed, NotLanded, Published, Send
+from icefront.iceberg.java import JavaTable, Unanswered
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FAULTS, FaultProxy, Where, commits, loads
-from tests.rest.channel import Channel
+from tests.rest.channel import Channel, applied, release_before_looking
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 Channels = Callable[..., Channel]
 
-# The client waits a second before it repeats these by itself: one publish is enough.
+# The client waits a second before it repeats these by itself: each meets one publish, and one of them every other commit.
 WAITS = ("429-before", "429-after", "503-before", "503-after")
 LANDED = [name for name, fault in FAULTS.items() if fault.catalog in {"once", "twice"}]
 FAMILIES = sorted({name.partition("-")[0] for name in FAULTS if name not in {"silent", *WAITS}})
@@ -78,6 +78,24 @@ def test_a_publish_that_the_client_repeats_by_itself_happens_once(proxy: FaultPr
         table.publish({1: "a"})
         table.publish({1: fault, 2: "b"})
     assert proxy.struck == dict.fromkeys(WAITS, 1)
+    table.check()
+
+
+def test_a_creation_a_claim_and_a_schema_change_that_the_client_repeats_by_itself_happen_once(
+    proxy: FaultProxy, channel: Channels
+) -> None:
+    table = channel()
+    proxy.arm("503-after")
+    assert table.sink.target, "made, and found"
+    proxy.arm("503-after")
+    assert table.claim().writer.generation == 1
+    table.publish({1: "a"})
+    proxy.arm("503-after")
+    assert table.sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
+    table.publish({})
+    assert [(strike.fault, strike.applied) for strike in proxy.strikes] == [("503-after", True)] * 3
+    assert table.claims() == 1
+    assert table.sink._live().metadata().lastColumnId() == table.table().schema().highest_field_id
     table.check()
 
 
@@ -158,7 +176,8 @@ def test_a_commit_that_is_never_accepted_stays_staged_and_the_next_run_publishes
 
 def test_a_schema_change_that_is_never_accepted_stops_and_the_next_run_makes_it(proxy: FaultProxy, channel: Channels) -> None:
     table = channel(retries=0)
-    assert table.sink.target
+    table.claim()
+    table.publish({1: "a"})
     wishes = [Wish("extra", "long", "f:1")]
     proxy.arm("500-before", times=2)
     with pytest.raises(ConnectionFailed, match=r"the catalog did not answer: .* 500"):
@@ -166,7 +185,10 @@ def test_a_schema_change_that_is_never_accepted_stops_and_the_next_run_makes_it(
     proxy.arm("409-before", times=2)
     with pytest.raises(Stopped, match="could not be changed in 2 attempts: others kept committing"):
         table.sink.prepare(wishes)
+    assert table.table().schema().column_names == ["id", "v"]
     assert table.sink.prepare(wishes).column_names == ["id", "v", "extra"]
+    table.publish({})
+    table.check()
 
 
 def test_a_look_that_fails_after_a_lost_answer_is_repeated(proxy: FaultProxy, channel: Channels) -> None:
@@ -196,14 +218,50 @@ def test_a_catalog_that_stays_away_is_a_connection_that_failed(proxy: FaultProxy
     table.check()
 
 
-def test_a_catalog_that_keeps_silent_is_given_up_and_what_it_does_later_is_found(proxy: FaultProxy, channel: Channels) -> None:
+def test_a_catalog_that_keeps_silent_is_given_up_and_what_it_does_before_the_look_is_found(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = channel("hasty")
+    table.claim()
+    released = release_before_looking(proxy, table.sink, monkeypatch)
+    proxy.arm("silent")
+    assert table.publish({1: "a"}).attempts == 1
+    assert applied(released) == [True]
+    table.check()
+
+
+def test_a_catalog_that_keeps_silent_is_given_up_and_what_it_does_after_the_next_attempt_is_refused(
+    proxy: FaultProxy, channel: Channels
+) -> None:
     table = channel("hasty")
     table.claim()
     proxy.arm("silent")
-    outcome = table.publish({1: "a"})
-    assert isinstance(outcome, Published)
-    assert outcome.attempts == 2
-    assert not any(strike.applied for strike in proxy.release())
+    assert table.publish({1: "a"}).attempts == 2
+    assert applied(proxy.release()) == [False]
+    table.check()
+
+
+def test_an_answer_that_comes_too_slowly_is_given_up_and_its_commit_found(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = channel("hasty")
+    send = table.sink._send
+    answers: list[Landed | NotLanded] = []
+
+    def noted(request: Send) -> Landed | NotLanded:
+        answers.append(send(request))
+        return answers[-1]
+
+    monkeypatch.setattr(table.sink, "_send", noted)
+    # Between two pieces of an answer this client waits for less than half a second.
+    monkeypatch.setattr(proxy, "pause", 2.0)
+    proxy.arm("slow")
+    assert table.claim().writer.generation == 1
+    proxy.arm("slow")
+    assert table.publish({1: "a"}).attempts == 1
+    assert [type(answer) for answer in answers] == [Unanswered, Unanswered], "none was waited for, each was found"
+    assert [(strike.fault, strike.applied) for strike in proxy.strikes] == [("slow", True)] * 2
+    assert table.claims() == 1
     table.check()
 
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from icefront.core.errors import ConnectionFailed
 from icefront.core.ports import Wish
-from icefront.core.protocol import FencedOff, Head, Published
-from icefront.core.timestamps import Timestamp
+from icefront.core.protocol import FencedOff, Published
 from icefront.proof.proxy import FaultProxy, Strike
-from icefront.sinks.iceberg import IcebergSink
-from tests.rest.channel import Channel
+from tests.rest.channel import Channel, applied, release_before_looking
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 Channels = Callable[..., Channel]
-
-
-def release_before_looking(proxy: FaultProxy, sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> list[Strike]:
-    """Let what is held back reach the catalog just before the sink looks for the first time."""
-    released: list[Strike] = []
-    look = sink._look
-
-    def late(*args: Any) -> Head:
-        released.extend(proxy.release())
-        return look(*args)
-
-    monkeypatch.setattr(sink, "_look", late)
-    return released
-
-
-def applied(strikes: Sequence[Strike]) -> list[bool]:
-    return [strike.applied for strike in strikes]
 
 
 @pytest.mark.parametrize("fault", ["late-504", "late-closed"])
@@ -51,15 +31,40 @@ def test_a_publish_applied_before_its_writer_looks_is_found(
     table.check()
 
 
-def test_a_publish_applied_while_its_writer_sends_it_again_is_refused_or_refuses(proxy: FaultProxy, channel: Channels) -> None:
+def test_a_publish_applied_between_its_writers_look_and_its_second_sending_refuses_that(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = channel()
     table.claim()
-    staged = table.stage({1: "a"})
+    passed: list[str] = []
+    released: list[Strike] = []
+
+    def late(failpoint: str) -> None:
+        passed.append(failpoint)
+        if passed.count("publish.before-commit") == 2 and not released:
+            released.extend(proxy.release())
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", late)
     proxy.arm("late-504")
-    # The second request of the same epoch waits too; the first one arrives, then the second one.
+    # Harmless, but it notes what the catalog says to the second request.
+    proxy.arm("slow", nth=2)
+    outcome = table.publish({1: "a"})
+    assert outcome.attempts == 2, "its look had not found it yet"
+    assert [(strike.fault, strike.answers) for strike in proxy.strikes] == [("late-504", [200]), ("slow", [409])]
+    assert applied(released) == [True]
+    table.publish({2: "b"})
+    table.check()
+
+
+def test_publishes_applied_after_their_writer_sent_them_again_are_refused(proxy: FaultProxy, channel: Channels) -> None:
+    table = channel()
+    table.claim()
+    proxy.arm("late-504")
     proxy.arm("late-closed", nth=2)
-    assert isinstance(table.publish_staged(staged, {1: "a"}), Published)
+    outcome = table.publish({1: "a"})
+    assert outcome.attempts == 3
     assert applied(proxy.release()) == [False, False], "the third one had won"
+    table.publish({2: "b"})
     table.check()
 
 
@@ -135,9 +140,10 @@ def test_a_claim_applied_before_the_successors_own_is_overtaken_by_it(proxy: Fau
     successor.check()
 
 
-def test_a_late_schema_change_does_not_come_twice(proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_schema_change_does_not_come_twice(proxy: FaultProxy, channel: Channels) -> None:
     table = channel()
     table.claim()
+    table.publish({1: "a"})
     wishes = [Wish("extra", "long", "f:1")]
     proxy.arm("late-504")
     assert table.sink.prepare(wishes).column_names == ["id", "v", "extra"]
@@ -145,8 +151,8 @@ def test_a_late_schema_change_does_not_come_twice(proxy: FaultProxy, channel: Ch
     schema = table.table().schema()
     assert schema.column_names == ["id", "v", "extra"]
     assert table.sink._live().metadata().lastColumnId() == schema.highest_field_id
-    assert table.mark is not None
-    assert table.mark.frontier == Timestamp(0)
+    table.publish({})
+    table.check()
 
 
 def test_a_table_made_late_is_taken_as_it_is(proxy: FaultProxy, channel: Channels) -> None:

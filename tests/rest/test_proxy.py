@@ -189,3 +189,9 @@ def test_a_catalog_that_is_down_is_a_gateways_502(catalog: Catalog) -> None:
 def test_an_unknown_fault_is_named_with_those_there_are(proxy: FaultProxy) -> None:
     with pytest.raises(ValueError, match="unknown fault 'flood'; there are lost, twice-first"):
         proxy.arm("flood")
+
+
+def test_of_two_faults_that_are_due_at_once_the_second_waits_for_the_next_request(proxy: FaultProxy) -> None:
+    proxy.arm("500-before")
+    proxy.arm("502-before")
+    assert [ask(proxy)[0] for _ in range(3)] == [500, 502, 200]

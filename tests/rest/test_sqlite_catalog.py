@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -20,53 +19,21 @@ import pytest
 
 from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
-from icefront.core.files import Staged
-from icefront.core.marks import Mark
 from icefront.core.protocol import Published
+from icefront.proof.harness import Driver
 from icefront.proof.oracle import compare, replay
-from icefront.settings import Catalog, load_pipeline
-from icefront.sinks.iceberg import IcebergSink
+from icefront.settings import load_pipeline
 from icefront.testing.feeds import ORDERS, Feed
 from tests import engines
 from tests.lakes import Lake, orders
-from tests.sinks.test_iceberg_sink import claim, make, publish, stage, state
+from tests.process.full_disk import namespace, why_not
+from tests.rest import full_disk
+from tests.rest.embedded import FIRST, SECOND, Embedded
+from tests.sinks.test_iceberg_sink import claim
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
-_names = (f"lite_{number}" for number in itertools.count())
-HASTY = "journal_mode=WAL&busy_timeout=200&transaction_mode=IMMEDIATE"
-
-
-class Embedded:
-    """A catalog in a folder of its own, under a name of its own in the shared session."""
-
-    def __init__(self, spark: Any, folder: Path, *, hasty: bool = False, **properties: str) -> None:
-        self.spark, self.folder, self.name = spark, folder, next(_names)
-        catalog = Catalog(type="sqlite", path=folder)
-        catalog.create_folder()
-        conf = {**catalog.spark_conf(self.name), **{f"spark.sql.catalog.{self.name}.{k}": v for k, v in properties.items()}}
-        if hasty:
-            conf[f"spark.sql.catalog.{self.name}.uri"] = f"jdbc:sqlite:{self.database}?{HASTY}"
-        for key, value in conf.items():
-            spark.conf.set(key, value)
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "catalog.db"
-
-    @property
-    def table(self) -> str:
-        return f"{self.name}.t.x"
-
-    def sink(self, **wanted: Any) -> IcebergSink:
-        return make(self.spark, self.table, **wanted)
-
-    def metadata_files(self) -> int:
-        return len(list(self.folder.glob("warehouse/t/*/metadata/*.metadata.json")))
-
-    def check(self, expected: Mapping[int, str]) -> None:
-        assert state(self.spark, self.table) == expected
-        rows, _ = engines.read(self.folder, self.table)
-        assert {row["id"]: row["v"] for row in rows} == expected
+ROOT = Path(__file__).parent.parent.parent
+PATHS = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
 @contextmanager
@@ -85,17 +52,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def begun(catalog: Embedded, **wanted: Any) -> tuple[IcebergSink, Mark, Staged]:
-    """A table with one epoch published and another one staged."""
-    sink = catalog.sink(**wanted)
-    mark = publish(sink, claim(sink), 10, {1: "a", 2: "b"})
-    return sink, mark, stage(sink, mark, 20, {1: "c"})
-
-
 # ── locked ─────────────────────────────────────────────────────────────────────────────────
 def test_a_publish_waits_for_a_database_that_is_locked_for_a_moment(spark: Any, tmp_path: Path) -> None:
     catalog = Embedded(spark, tmp_path)
-    sink, mark, staged = begun(catalog)
+    sink, mark, staged = catalog.begin()
     before = catalog.metadata_files()
     with ThreadPoolExecutor(1) as publisher:
         with locked(catalog.database):
@@ -106,12 +66,12 @@ def test_a_publish_waits_for_a_database_that_is_locked_for_a_moment(spark: Any, 
         published = outcome.result(60)
     assert isinstance(published, Published)
     assert published.attempts == 1
-    catalog.check({1: "c", 2: "b"})
+    catalog.check(FIRST, SECOND)
 
 
 def test_a_database_that_stays_locked_is_a_connection_that_failed(spark: Any, tmp_path: Path) -> None:
     catalog = Embedded(spark, tmp_path, hasty=True)
-    sink, mark, staged = begun(catalog, retries=1)
+    sink, mark, staged = catalog.begin(retries=1)
     with locked(catalog.database):
         with pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as publishing:
             sink.publish(staged, mark)
@@ -119,7 +79,7 @@ def test_a_database_that_stays_locked_is_a_connection_that_failed(spark: Any, tm
         with pytest.raises(ConnectionFailed, match="SQLITE_BUSY"):
             claim(catalog.sink(retries=0))
     assert isinstance(sink.publish(staged, mark), Published)
-    catalog.check({1: "c", 2: "b"})
+    catalog.check(FIRST, SECOND)
 
 
 def test_a_database_that_cannot_be_read_either_is_a_connection_that_failed(spark: Any, tmp_path: Path) -> None:
@@ -127,11 +87,13 @@ def test_a_database_that_cannot_be_read_either_is_a_connection_that_failed(spark
     with locked(catalog.database), pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as opening:
         catalog.sink()
     assert "another program holds the catalog's database" in opening.value.next_step
+    catalog.begin()
+    catalog.check(FIRST)
 
 
 def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(spark: Any, tmp_path: Path) -> None:
     catalog = Embedded(spark, tmp_path, hasty=True)
-    sink, mark, staged = begun(catalog, retries=0)
+    sink, mark, staged = catalog.begin(retries=0)
     script = (
         "import os, signal, sqlite3, sys\n"
         "holder = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -150,7 +112,7 @@ def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(sp
         finally:
             zombie.kill()
     assert isinstance(sink.publish(staged, mark), Published)
-    catalog.check({1: "c", 2: "b"})
+    catalog.check(FIRST, SECOND)
 
 
 # ── killed and paused in mid-commit ────────────────────────────────────────────────────────
@@ -239,37 +201,11 @@ def is_stopped(pid: int) -> bool:
 
 
 # ── a full disk ────────────────────────────────────────────────────────────────────────────
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", folder], capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Write until there is no room left."""
-    path = folder / "ballast"
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 512)
-    return path
-
-
-@pytest.mark.parametrize("full", ["the database's disk", "the table's disk"])
-def test_a_full_disk_stops_the_publish_and_nothing_else(spark: Any, tmp_path: Path, small_disk: Path, full: str) -> None:
-    if full == "the database's disk":
-        catalog = Embedded(spark, small_disk, warehouse=f"file://{tmp_path}/warehouse")
-    else:
-        catalog = Embedded(spark, tmp_path, warehouse=f"file://{small_disk}/warehouse")
-    sink, mark, staged = begun(catalog, retries=1)
-    ballast = fill(small_disk)
-    with pytest.raises(ConnectionFailed, match="was not accepted in 2 attempts") as stopped:
-        sink.publish(staged, mark)
-    assert "make room on the disk" in stopped.value.next_step
-    catalog.check({1: "a", 2: "b"})
-    ballast.unlink()
-    assert isinstance(sink.publish(staged, mark), Published)
-    catalog.check({1: "c", 2: "b"})
+def test_a_full_disk_stops_the_publish_and_nothing_else(tmp_path: Path) -> None:
+    if reason := why_not(tmp_path / "tried"):
+        pytest.skip(f"no small disk can be mounted here, neither by this user nor in a user namespace: {reason}")
+    command = [*namespace(), sys.executable, "-m", full_disk.__name__, str(tmp_path / "disks")]
+    with Driver(command, tmp_path, {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *PATHS])}) as driver:
+        driver.expect(0)
+        # Between them stands its log.
+        assert [line for line in driver.stdout.splitlines() if line in full_disk.PLACES] == list(full_disk.PLACES)

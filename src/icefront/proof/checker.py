@@ -200,7 +200,10 @@ class Checker:
             frozenset(map(int, filter(None, said.get(name, "").split(",")))) for name in (FOREIGN_ROWS, FOREIGN_REMOVED)
         )
         if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
-            self._passed[snapshot.snapshot_id] = _Passed(before.frontier, (before.foreign | appended) - removed)
+            passed = self._passed[snapshot.snapshot_id] = _Passed(before.frontier, (before.foreign | appended) - removed)
+            if "icefront.upkeep" in said:
+                # Ours too, and it must change no row.
+                yield from self._rows_at(table, snapshot, _print(passed.frontier), passed.foreign)
             return
         frontier = _at(said["icefront.frontier"])
         self._passed[snapshot.snapshot_id] = _Passed(frontier, before.foreign)
@@ -256,7 +259,8 @@ class Checker:
         table = self.subject.load()
         snapshot = table.current_snapshot() if table else None
         if table is None or snapshot is None or snapshot.snapshot_id not in self._passed:
-            return ()
+            self.violations.append(Violation(Kind.UNREADABLE, f"the table by {engine}", "a snapshot that was looked at", "none"))
+            return self.violations[before:]
         passed = self._passed[snapshot.snapshot_id]
         where = f"snapshot {snapshot.snapshot_id} by {engine}"
         try:

@@ -14,8 +14,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
 
 from icefront.core.errors import ConfigError
 
@@ -64,7 +65,8 @@ class FailpointError(Exception):
 class _Armed:
     action: str
     passings: frozenset[int]
-    seen: int = 0
+    passed: Iterator[int] = field(default_factory=lambda: count(1))
+    """Counts passings; several threads may pass in one moment."""
 
 
 def parse(text: str) -> dict[str, _Armed]:
@@ -100,8 +102,7 @@ def failpoint(name: str) -> None:
     armed = _armed.get(name)
     if armed is None:
         return
-    armed.seen += 1
-    if armed.seen in armed.passings:
+    if next(armed.passed) in armed.passings:
         _strike(name, armed.action)
 
 

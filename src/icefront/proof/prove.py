@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from icefront.proof.checker import Violation, by_datafusion, second_engine
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
 from icefront.proof.harness import PROGRAM
-from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy
+from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
 from icefront.proof.scene import Broken, Cut, Lake, Scene
 
 OVERTIME = 6.0
@@ -186,18 +186,26 @@ class Prove:
         scene = Scene(folder, f"prove_{choices.getrandbits(32):08x}", choices, lake, self._program)
         past = replace(self.report)
         self._count = lambda: self._add(past, scene)
-        with scene:
-            try:
+        try:
+            with scene:
                 self._play(scene)
-            except Broken as broken:
-                scene.checker.check()  # what a run did wrong may have left its traces
-                self.report.violations = list(dict.fromkeys([broken.violation, *scene.checker.violations]))
-                self.report.during = ", ".join([self.report.during, *self._dealt])
-            finally:
-                self._count()
-        if not (self._keep or self.report.violations):
+        except Broken as broken:
+            scene.checker.check()  # what a run did wrong may have left its traces
+            self.report.violations = list(dict.fromkeys([broken.violation, *scene.checker.violations]))
+            self.report.during = ", ".join([self.report.during, *self._dealt])
+        except KeyboardInterrupt:
+            self._clear(scene)
+            raise
+        else:
+            self._clear(scene)
+        finally:
+            self._count()
+
+    def _clear(self, scene: Scene) -> None:
+        """Remove what nobody has to look at."""
+        if not self._keep:
             scene.drop()
-            shutil.rmtree(folder)
+            shutil.rmtree(scene.folder)
 
     def _play(self, scene: Scene) -> None:
         """Play every kind of life once, as far as time allows, then let a run without faults catch up."""
@@ -274,9 +282,9 @@ class Prove:
         self._catch_up(scene)
         self.report.engines = [f"Spark {version('pyspark')}"]
         if engine := second_engine():
-            self.report.engines.append(engine)
             for violation in scene.checker.check_with(engine, by_datafusion):
                 raise Broken(violation)
+            self.report.engines.append(engine)
 
     def _catch_up(self, scene: Scene) -> None:
         """Let a run catch up. A fault from before may still reach it, or a run that it overtakes: then another one has to."""
@@ -315,7 +323,12 @@ class Prove:
         report.rows = past.rows + checker.rows
         report.places = past.places + scene.places
         if proxy is not None:
-            report.struck |= Counter({name: proxy.struck[name] for name in RANDOM_FAULTS})
+            report.struck |= Counter(strike.fault for strike in list(proxy.strikes) if _came(strike))
+
+
+def _came(strike: Strike) -> bool:
+    """Say whether the catalog got a request as the fault says; one that is to be late may be held back for ever."""
+    return bool(strike.answers) or FAULTS[strike.fault].catalog == "never"
 
 
 def _about(name: str) -> str:

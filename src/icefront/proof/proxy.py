@@ -134,13 +134,13 @@ class _Armed:
     skip: int
     times: int
 
-    def takes(self, request: Request) -> bool:
+    def is_due(self, request: Request) -> bool:
+        """Count a request, and say whether it is this one's turn."""
         if self.times == 0 or not self.where(request):
             return False
         if self.skip > 0:
             self.skip -= 1
             return False
-        self.times -= 1
         return True
 
 
@@ -159,14 +159,17 @@ class _Chance:
 
 # ── the proxy ──────────────────────────────────────────────────────────────────────────────
 class FaultProxy:
-    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after so many seconds."""
+    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after so many seconds.
+
+    Between two pieces of a slow answer `pause` seconds pass: it does harm once a client waits for less.
+    """
 
     def __init__(self, upstream: str, *, late: float | None = None, pause: float = 0.02) -> None:
         self.struck: Counter[str] = Counter()
         self.strikes: list[Strike] = []
+        self.pause = pause
         self._upstream = urlsplit(upstream)
         self._late = late
-        self._pause = pause
         self._lock = threading.Lock()
         self._armed: list[_Armed] = []
         self._chance: _Chance | None = None
@@ -244,10 +247,11 @@ class FaultProxy:
 
     def _choose(self, request: Request) -> Fault | None:
         with self._lock:
-            # Each armed fault counts for itself: none may be skipped because another one struck.
-            taken = [armed.fault for armed in self._armed if armed.takes(request)]
-            if taken:
-                return taken[0]
+            # Each armed fault counts for itself. Of several whose turn it is the others wait for the next request.
+            due = [armed for armed in self._armed if armed.is_due(request)]
+            if due:
+                due[0].times -= 1
+                return due[0].fault
             return self._chance.strikes(request) if self._chance else None
 
     def _reach(self, strike: Strike, fault: Fault) -> Sequence[Answer]:
@@ -282,7 +286,7 @@ class FaultProxy:
             case "truncated":
                 client.answer(answers[0], share=0.5)
             case "slow":
-                client.answer(answers[0], pause=self._pause)
+                client.answer(answers[0], pause=self.pause)
             case "silent":
                 released.wait()
                 client.hang_up()

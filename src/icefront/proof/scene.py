@@ -348,8 +348,11 @@ class Scene:
 
     def drop(self) -> None:
         """Remove the table from a catalog that is not ours alone."""
-        if self.lake.uri is not None and self.load() is not None:
+        if self.lake.uri is None:
+            return
+        if self.load() is not None:
             self.lake.catalog.purge_table(self._identifier)
+        with suppress(NoSuchNamespaceError):
             self.lake.catalog.drop_namespace(self.name)
 
     def named(self, driver: Driver) -> str:
