@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from random import SystemRandom
-from types import FrameType
 from typing import Literal, Self
 
 import typer
@@ -30,14 +29,16 @@ def prove(
     *, minutes: float, seed: int | None, catalog: Literal["sqlite", "rest"], uri: str | None, keep: bool, as_json: bool
 ) -> None:
     _check(catalog, uri)
-    # Runs are ended on the way out: ask to be terminated and we leave the way Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="icefront-prove-"))
     chosen = SystemRandom().randrange(10**6) if seed is None else seed
     if seed is None:
         tell(f"seed {chosen}")  # at once: whatever ends this, the run can be repeated
     with Screen(quiet=as_json) as screen:
-        report = Prove(folder, screen, minutes=minutes, seed=chosen, uri=uri, keep=keep)()
+        proof = Prove(folder, screen, minutes=minutes, seed=chosen, uri=uri, keep=keep)
+        # Runs are ended on the way out: ask to be terminated and we leave the way Ctrl-C does.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: proof.interrupt())
+        report = proof()
     if keep or report.violations:
         tell(f"everything is in {folder}")
     else:
@@ -69,10 +70,6 @@ def _check(catalog: str, uri: str | None) -> None:
         )
     if find_spec("pyspark") is None:
         raise ConfigError("PySpark is not installed", 'pip install "icefront[spark]"')
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 # ── while it runs ──────────────────────────────────────────────────────────────────────────

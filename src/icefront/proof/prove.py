@@ -156,6 +156,7 @@ class Prove:
         self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
         self._dealt: list[str] = []
         self._begun = time.monotonic()
+        self._asked_to_end = False
         self._count: Callable[[], None] = lambda: None
         kinds = {fault.name: fault.about for fault in (FIRST, *LIVES.values(), *BLOWS.values())}
         if uri is not None:
@@ -175,6 +176,15 @@ class Prove:
             self.report.interrupted = True
         self.report.seconds = time.monotonic() - self._begun
         return self.report
+
+    def interrupt(self) -> None:
+        """End it from a signal. What is raised there may meet a clean-up that swallows it, so it is remembered, too."""
+        self._asked_to_end = True
+        raise KeyboardInterrupt
+
+    def _heed(self) -> None:
+        if self._asked_to_end:
+            raise KeyboardInterrupt
 
     def _play_all(self, lake: Lake) -> None:
         while not self.report.violations and (self.report.scenes == 0 or not self._over()):
@@ -225,6 +235,7 @@ class Prove:
 
     def _live(self, scene: Scene, life: Fault) -> bool:
         """Play one life; False when it could not be done now."""
+        self._heed()
         self.report.during = life.name
         scene.rng = self._choices("scene", self.report.scenes, life.name)
         self._arm(scene)
@@ -248,6 +259,7 @@ class Prove:
 
     def _blow(self, scene: Scene) -> None:
         """Deal one blow, if any can be dealt now."""
+        self._heed()
 
         def strike(name: str) -> bool:
             with scene.choosing(self._choices("scene", self.report.scenes, name, self.report.struck[name])):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,7 +101,10 @@ class Lake:
     @cached_property
     def spark(self) -> SparkSession:
         """Start the session of this process, once: it reads every snapshot and is kept warm."""
-        return self.pipeline.session()
+        heeded = signal.getsignal(signal.SIGINT)
+        session = self.pipeline.session()
+        signal.signal(signal.SIGINT, heeded)  # PySpark puts its own in that place
+        return session
 
     def warm_up(self) -> None:
         """Have a session from here on: starting one takes seconds."""
