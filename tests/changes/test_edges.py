@@ -250,6 +250,7 @@ def test_back_over_a_widening(spark: Any, table: str) -> None:
 
 
 # ── large ──────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.long
 def test_a_row_of_fifty_megabytes(spark: Any, table: str) -> None:
     create(spark, table, mode="copy-on-write")
     spark.sql(f"INSERT INTO {table} VALUES (1, 'small', 1)")
