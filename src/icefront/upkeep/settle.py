@@ -206,7 +206,7 @@ def _described_entry(view: View, old: DeleteEntry) -> dict[str, Any]:
         "file-format": old.format.upper(),
         "partition": _partition(view, old),
         "file-size-in-bytes": old.length,
-        "record-count": 1,
+        "record-count": old.records,
     }
     if old.equality_ids:
         described["equality-ids"] = list(old.equality_ids)
