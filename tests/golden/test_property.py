@@ -66,7 +66,7 @@ def test_every_snapshot_equals_a_dictionary(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lake = Lake(spark, Path(folder), lake_folder)
-        table = f"lake.t.random_{next(_tables)}"
+        table = f"lake.t.fed_{next(_tables)}"
         feed = Feed(lake.feed, tables=[ORDERS], seed=seed, deletes=deletes, beyond=beyond, repeats=repeats, codec=codec)
         iceberg: dict[str, Any] = {"format_version": format_version}
         drive(lake, feed, table, steps, iceberg={**iceberg, **({"partition_by": partition_by} if partition_by else {})})

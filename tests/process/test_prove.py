@@ -91,7 +91,7 @@ def test_three_minutes_of_random_faults_are_survived_and_every_kind_was_struck(t
     assert report["violations"] == report["not_struck_enough"] == []
     assert report["faults"].keys() == KINDS
     assert all(report["faults"].values())
-    assert report["epochs"] == report["snapshots_checked"] > 20
+    assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
     assert not list(tmp_path.glob("icefront-prove-*"))
 
