@@ -63,6 +63,7 @@ class Lake:
             "columns": {column: kind.replace("long", "bigint") for column, kind in ORDERS_COLUMNS.items()},
             "sink": {"iceberg": {"table": self.table(name)}},
             "epochs": {"every": "resolved"},
+            "upkeep": "off",
         }
         path.write_text(json.dumps(settings))
         return Pipeline.load(path)

@@ -34,7 +34,7 @@ class Lake:
             json.dumps({"catalogs": {"lake": {"type": "sqlite", "path": str(self.catalog)}}, "state": "state.db"})
         )
         path = self.folder / f"{name}.yaml"
-        path.write_text(json.dumps({"pipeline": name, "source": {"changefeed": {"path": "feed/"}}, **settings}))
+        path.write_text(json.dumps({"pipeline": name, "source": {"changefeed": {"path": "feed/"}}, "upkeep": "off", **settings}))
         return Pipeline(load_pipeline(path))
 
     def run(self, pipeline: Pipeline, **options: Any) -> Result:
@@ -69,7 +69,7 @@ def orders(table: str, **settings: Any) -> Mapping[str, Any]:
     """The settings of a pipeline for the demo's orders table."""
     sink = {"iceberg": {"table": table, **settings.pop("iceberg", {})}}
     columns = {"id": "bigint", "amount": "decimal(12,2)", "created_at": "timestamptz"}
-    return {"keys": ["id"], "columns": columns, "sink": sink, "epochs": {"every": "resolved"}, **settings}
+    return {"keys": ["id"], "columns": columns, "sink": sink, "epochs": {"every": "resolved"}, "upkeep": "off", **settings}
 
 
 def snapshots(spark: Any, table: str) -> Iterator[Any]:

@@ -8,9 +8,36 @@ from typing import TYPE_CHECKING, Any
 from icefront.version import __version__
 
 if TYPE_CHECKING:
-    from icefront.api import Applied, EpochPublished, Pipeline, Result, Settled, apply_changes, changes, settle
+    from icefront.api import (
+        Applied,
+        Compacted,
+        EpochPublished,
+        Expired,
+        Pipeline,
+        Result,
+        Settled,
+        apply_changes,
+        changes,
+        compact,
+        expire,
+        settle,
+    )
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "Settled", "__version__", "apply_changes", "changes", "settle"]
+__all__ = [
+    "Applied",
+    "Compacted",
+    "EpochPublished",
+    "Expired",
+    "Pipeline",
+    "Result",
+    "Settled",
+    "__version__",
+    "apply_changes",
+    "changes",
+    "compact",
+    "expire",
+    "settle",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,10 @@
-"""What `import icefront` offers: `Pipeline`, `apply_changes`, `changes` and `settle`. Importing it starts nothing."""
+"""What `import icefront` offers: `Pipeline`, `apply_changes`, `changes`, `settle`, `compact` and `expire`. Importing it starts nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from icefront.apply import Applied, apply_changes
 from icefront.changes import changes
-from icefront.core.errors import ConfigError, FencedOut, IcefrontError
+from icefront.core.errors import ConfigError, ConnectionFailed, FencedOut, IcefrontError
 from icefront.core.marks import START
 from icefront.core.ports import Source
 from icefront.core.timestamps import ORIGIN
@@ -24,15 +24,37 @@ from icefront.settings import PipelineSettings, Project, Target, load_pipeline, 
 from icefront.settings.secrets import masked
 from icefront.sources.changefeed import Changefeed
 from icefront.sources.iceberg import IcebergSource, Table
+from icefront.state.records import CycleRecord
 from icefront.state.store import StateStore
+from icefront.upkeep.compact import Compacted, compact
+from icefront.upkeep.expire import Expired, expire
+from icefront.upkeep.keeper import Background, Keeper
 from icefront.upkeep.settle import Settled, settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPLIT_BYTES = 64 * 1024 * 1024
+LOOK_AGAIN = 60.0
+"""So often, in seconds, upkeep asks which targets there are by now."""
 
-__all__ = ["Applied", "EpochPublished", "Pipeline", "Result", "Settled", "apply_changes", "changes", "settle", "start_session"]
+__all__ = [
+    "Applied",
+    "Compacted",
+    "CycleRecord",
+    "EpochPublished",
+    "Expired",
+    "Pipeline",
+    "Result",
+    "Settled",
+    "apply_changes",
+    "changes",
+    "compact",
+    "expire",
+    "settle",
+    "staged_paths",
+    "start_session",
+]
 
 
 def start_session(project: Project, name: str) -> SparkSession:
@@ -43,6 +65,12 @@ def start_session(project: Project, name: str) -> SparkSession:
         catalog.create_folder()
     log = project.state.parent / "spark.log"
     return start(f"icefront {name}", project.spark.master, project.spark_conf(), log=log)
+
+
+def staged_paths(project: Project) -> Collection[str]:
+    """Name the files that pipelines of a project have staged, as of now: written, noted, still to be published."""
+    with StateStore(project.state, only_look=True) as notes:
+        return notes.staged_paths()
 
 
 class Pipeline:
@@ -101,9 +129,13 @@ class Pipeline:
         seconds: float | None = None,
         adopt: bool = False,
         on_epoch: Callable[[EpochPublished], None] | None = None,
+        on_cycle: Callable[[CycleRecord], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Result:
-        """Run until told to stop: by `until`, by `seconds`, or by setting the event `stop`, which drains."""
+        """Run until told to stop: by `until`, by `seconds`, or by setting the event `stop`, which drains.
+
+        `on_epoch` hears of every published epoch, `on_cycle` of every cycle of upkeep.
+        """
         if until not in {None, "caught-up"}:
             raise ConfigError(f'until is "{until}"', 'the only condition is "caught-up"')
         from icefront.assembly import Routes  # noqa: PLC0415 — Spark is an extra, and slow to import
@@ -124,10 +156,48 @@ class Pipeline:
                     options=options,
                     tell=on_epoch or (lambda _: None),
                     stop=stop,
+                    upkeep=Background(self.keeper(session, notes, on_cycle)) if self.settings.upkeep.in_run else None,
                 )
                 return _noted(notes, self.settings.pipeline, run, session)
 
         return _together([partial(run_one, *one) for one in self._sources(session)], stop or threading.Event())
+
+    def upkeep(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        once: bool = False,
+        on_cycle: Callable[[CycleRecord], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Do the upkeep that is due: once, or whenever something is until the event `stop` is set. Beside a run, or without one."""
+        from icefront.status.look import Look  # noqa: PLC0415 — it imports this module
+
+        ended = stop or threading.Event()
+        session = spark or self.session()
+        with StateStore(self.settings.project.state) as notes:
+            background = Background(self.keeper(session, notes, on_cycle))
+            try:
+                for target in Look(self).targets:
+                    background.notice(target.name)
+                while not once and not ended.wait(LOOK_AGAIN):
+                    # A source that is away for a moment names no new target.
+                    with suppress(ConnectionFailed):
+                        for target in Look(self).targets:
+                            background.notice(target.name)
+                background.finish(ended.is_set)
+            finally:
+                background.close()
+        if once and background.trouble is not None:
+            raise background.trouble
+
+    def keeper(self, spark: SparkSession, notes: StateStore, on_cycle: Callable[[CycleRecord], None] | None = None) -> Keeper:
+        """Make what does the upkeep of targets; it is told of them one by one."""
+        from icefront.upkeep.hands import SparkHands  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        terms = self.settings.upkeep.terms
+        hands = SparkHands(spark, notes.staged_paths, terms)
+        return Keeper(self.settings.pipeline, terms, hands, notes, tell=on_cycle or (lambda _: None))
 
     def _check_not_emptied(self, source: Changefeed) -> None:
         """Stop where a feed was read and shows no table any more: then nobody else knows that there is a target."""

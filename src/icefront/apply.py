@@ -144,6 +144,7 @@ def _hold(sink: IcebergSink, spark: SparkSession, table: str, source: Identity, 
             # Forgotten, so that a stream that is started again on purpose may claim.
             del _claims[name]
             raise _fenced(table, query, known, recalled.writer)
+        sink.go_on_as(known.writer)
         return _continued(recalled, source, table, batch, adopt=adopt)
     if recalled is not None:
         # Before the claim: who is refused must not put another out.

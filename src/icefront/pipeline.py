@@ -83,6 +83,19 @@ class Notes(Protocol):
     def drop(self, pipeline: str, target: str, epoch_ids: Sequence[str]) -> None: ...
 
 
+class Upkeep(Protocol):
+    """What keeps targets fast to read, behind the run's back. It never raises, and never waits while epochs are published."""
+
+    def notice(self, target: str) -> None:
+        """Hear of a target, or that it has a new epoch."""
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Do what is due, then end."""
+
+    def close(self) -> None:
+        """End now."""
+
+
 class EpochJob(Protocol):
     """What a lane asks of Spark: read splits, write files."""
 
@@ -358,17 +371,21 @@ class Run:
         options: RunOptions,
         tell: Callable[[EpochPublished], None] = lambda _: None,
         stop: threading.Event | None = None,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self._source = source
         self._minting = minting
         self._options = options
         self._stop = stop or threading.Event()
+        self._upkeep = upkeep
         self._published: list[EpochPublished] = []
         self._released: Position | None = None
 
         def remember(event: EpochPublished) -> None:
             self._published.append(event)
+            if upkeep is not None:
+                upkeep.notice(event.target)
             tell(event)
 
         self._discover = discover
@@ -386,6 +403,8 @@ class Run:
             try:
                 self._loop(writers)
             finally:
+                if self._upkeep is not None:
+                    self._upkeep.close()
                 for lane in self._lanes:
                     lane.publisher.shutdown(cancel_futures=True)
         errors = [lane.error for lane in self._lanes if lane.error] + list(self._unroutable.values())
@@ -420,6 +439,9 @@ class Run:
                 if not opened:
                     self._stop.wait(self._options.poll)
         self._collect(block=True)
+        if self._upkeep is not None and self._options.until_caught_up and not self._ends:
+            # Who runs now and then has no background in which it could be done.
+            self._upkeep.finish(lambda: self._ends or (deadline is not None and time.monotonic() >= deadline))
 
     def _open_new(self, identity: Identity) -> bool:
         """Open lanes for routes that were not there before; say whether there were any."""
@@ -435,6 +457,8 @@ class Run:
         for lane in new:
             with self._guarded(lane):
                 lane.open(identity)
+                if self._upkeep is not None and lane.mark is not None:
+                    self._upkeep.notice(lane.route.sink.target)
         return bool(new)
 
     @property

@@ -22,7 +22,7 @@ def new(path: str, size: int = QUARTER, partition: str = "a") -> FileChange:
 
 
 def paths(*found: FileChange) -> list[list[str]]:
-    return [[change.file.path for _, changes in task for change in changes] for task in _packed({0: found})]
+    return [[change.file.path for _, changes in task for change in changes] for task in _packed({0: found}, 1)]
 
 
 def test_files_that_only_come_fill_one_task_after_the_other() -> None:
@@ -47,5 +47,5 @@ def test_what_a_task_cannot_hold_is_split_all_the_same() -> None:
 
 def test_small_steps_share_a_task() -> None:
     steps = {i: [gone(f"o{i}", 100), new(f"n{i}", 100)] for i in range(3)}
-    (task,) = _packed(steps)
+    (task,) = _packed(steps, 1)
     assert [(ordinal, [c.file.path for c in found]) for ordinal, found in task] == [(i, [f"o{i}", f"n{i}"]) for i in range(3)]

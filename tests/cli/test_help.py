@@ -5,7 +5,22 @@ import pytest
 from icefront import __version__
 from tests.cli.projects import icefront
 
-COMMANDS = ["init", "demo", "doctor", "check", "run", "status", "epochs", "verify", "changes", "settle", "prove"]
+COMMANDS = [
+    "init",
+    "demo",
+    "doctor",
+    "check",
+    "run",
+    "status",
+    "epochs",
+    "verify",
+    "changes",
+    "settle",
+    "compact",
+    "expire",
+    "upkeep",
+    "prove",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -15,7 +30,10 @@ def test_every_command_has_help_with_an_example(command):
     assert f"Example: icefront {command}" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["doctor", "check", "run", "status", "epochs", "verify", "changes", "settle", "prove"])
+@pytest.mark.parametrize(
+    "command",
+    ["doctor", "check", "run", "status", "epochs", "verify", "changes", "settle", "compact", "expire", "upkeep", "prove"],
+)
 def test_every_listing_can_be_json(command):
     assert "--json" in icefront(command, "--help").stdout
 
@@ -32,6 +50,9 @@ def test_the_version_is_printed():
         ("run",),
         ("run", "orders.yaml", "--until", "tomorrow"),
         ("run", "orders.yaml", "--for", "5 parsecs"),
+        ("compact", "lake.t.x", "--max-bytes", "5 parsecs"),
+        ("expire", "lake.t.x", "--keep", "5 parsecs"),
+        ("expire", "lake.t.x", "--orphans", "never"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments):

@@ -14,6 +14,7 @@ from icefront.api import Pipeline
 from icefront.core.errors import Overcompacted
 from icefront.core.timestamps import ORIGIN
 from icefront.iceberg import summary
+from icefront.state.store import StateStore
 from tests.cli.projects import SCHEMA, TARGET, Shop, icefront
 
 
@@ -183,6 +184,48 @@ def test_a_feed_that_has_not_begun_is_waited_for_whatever_its_targets_are_called
         shop.write(sink={"iceberg": {"table": table}})
         _, status = status_of(shop)
         assert (status["state"], status["target"]) == ("waiting", "")
+
+
+# ── upkeep ─────────────────────────────────────────────────────────────────────────────────
+def test_status_tells_how_a_table_reads_and_what_upkeep_does_next(shop):
+    shop.write(upkeep={"settle": "off", "compact": {"files": 2}, "expire": {"keep": "1d"}})
+    table = shop.table()
+    ends = [ORIGIN, *(resolved.next() for resolved in shop.feed.resolved)]
+    for lower, upper in pairwise(ends):
+        shop.publish(table, lower, upper, rows=2)
+    told = status_of(shop)[1]["upkeep"]
+    assert (told["by"], told["unsettled_files"], told["small_files"], told["snapshots"]) == ("run", 0, 4, 4)
+    kinds = {kind["kind"]: kind["state"] for kind in told["kinds"]}
+    assert kinds == {"settle": "off", "compact": "due", "expire": "fine", "orphans": "fine"}
+    assert told["next"]["kind"] == "compact"
+    assert told["next"]["why"] == "4 small files in one partition, 2 are enough"
+    text = icefront("status", shop.file).stdout
+    assert f"{TARGET}: upkeep: nothing unsettled; a scan reads 1 times the table; 4 small files in one partition" in text
+    assert "next: compact, due, by the next run: 4 small files" in text
+
+
+def test_status_tells_the_last_cycles(shop):
+    shop.publish(shop.table(), ORIGIN, shop.feed.resolved[-1].next(), rows=3)
+    with StateStore(shop.folder / ".icefront" / "state.db") as notes:
+        notes.cycle_ended(notes.cycle_started("orders", TARGET, "settle", "10 of them"), "failed", {"error": "it was away"})
+        notes.cycle_started("orders", TARGET, "compact", "20 small files")
+    last = status_of(shop)[1]["upkeep"]["last"]
+    assert [(cycle["kind"], cycle["outcome"]) for cycle in last] == [("compact", None), ("settle", "failed")]
+    text = icefront("status", shop.file).stdout
+    assert "begun, not ended: 20 small files; settle " in text
+    assert "(it was away): 10 of them" in text
+
+
+def test_status_tells_that_upkeep_is_off_and_that_a_table_cannot_be_measured(shop):
+    shop.write(upkeep="off")
+    table = shop.table()
+    shop.publish(table, ORIGIN, shop.feed.resolved[-1].next(), rows=3)
+    assert "next: nothing, it is off" in icefront("status", shop.file).stdout
+    for manifest in (shop.folder / ".icefront").rglob("*.avro"):
+        manifest.unlink()
+    told = status_of(shop)[1]
+    assert told["state"] == "caught-up"
+    assert "its manifests cannot be read" in told["upkeep"]["trouble"]
 
 
 # ── epochs ─────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from icefront.core.epochs import Epoch, epoch_id, origin_id
-from icefront.core.errors import CommitUncertain, FrontierGap, NotOurs, Overcompacted, RolledBack, SourceChanged
+from icefront.core.errors import CommitUncertain, FencedOut, FrontierGap, NotOurs, Overcompacted, RolledBack, SourceChanged
 from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import START, Identity, Mark, Position, Writer
 from icefront.core.protocol import (
@@ -41,6 +41,7 @@ from icefront.core.protocol import (
     publishing,
     recoverable,
     release_point,
+    renewal,
 )
 from icefront.core.timestamps import ORIGIN, Timestamp
 
@@ -398,6 +399,38 @@ def test_only_ancestors_of_our_writer_are_found() -> None:
     ancestors = (ancestor(5, 9, OTHER, 1), ancestor(0, 5, ME, 2))
     assert find_published(ancestors, named(5, 9), ME) is None
     assert find_published(ancestors, named(0, 5), ME) == ancestors[1]
+
+
+def test_a_claim_that_repeats_an_epoch_s_id_is_not_its_publication() -> None:
+    ancestors = (replace(ancestor(0, 5, ME, 2), adds_files=False, claims=True), ancestor(0, 5, ME, 1))
+    assert find_published(ancestors, named(0, 5), ME) == ancestors[1]
+    assert find_published(ancestors[:1], named(0, 5), ME) is None
+
+
+# ── changes of schema and partitioning ─────────────────────────────────────────────────────
+def test_a_change_by_the_owner_leaves_the_mark_as_it_is() -> None:
+    head = Head(mark(5, 0), (ancestor(0, 5, ME),))
+    assert fence(head, renewal(head, "shop", "orders", ME)) == head.mark
+
+
+@pytest.mark.parametrize("moved", [mark(5, 0, OTHER), mark(9, 5)], ids=["another claimed it", "our own publish came between"])
+def test_a_change_is_refused_once_the_mark_has_moved(moved: Mark) -> None:
+    change = renewal(Head(mark(5, 0), (ancestor(0, 5, ME),)), "shop", "orders", ME)
+    with pytest.raises(Refusal, match="the mark moved"):
+        fence(Head(moved, (ancestor(5, 9), ancestor(0, 5))), change)
+
+
+def test_a_change_of_a_table_that_was_rolled_back_stops() -> None:
+    head = Head(mark(9, 5), (ancestor(0, 5, ME),))
+    with pytest.raises(RolledBack):
+        fence(head, renewal(head, "shop", "orders", ME))
+
+
+def test_only_the_owner_of_a_mark_makes_changes() -> None:
+    with pytest.raises(FencedOut, match="is owned by writer"):
+        renewal(SHOWN, "shop", "orders", ME)
+    with pytest.raises(RolledBack, match="vanished"):
+        renewal(Head(None), "shop", "orders", ME)
 
 
 # ── resuming ───────────────────────────────────────────────────────────────────────────────

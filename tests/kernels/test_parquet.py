@@ -147,14 +147,21 @@ def test_appending_writes_every_change_and_stops_at_a_delete(tmp_path):
 def test_nothing_to_write_makes_no_file(tmp_path):
     assert written(layout(tmp_path)) == []
     assert written(layout(tmp_path), orders()) == []
-    assert [f.kind for f in written(layout(tmp_path), orders((1, None, None, -1)))] == [FileKind.EQUALITY_DELETES]
+
+
+def test_deletes_alone_come_with_a_data_file_without_rows(tmp_path):
+    """A compaction under way would drop them: see the simulator's scenario of the same."""
+    deletes, beside = written(layout(tmp_path), orders((1, None, None, -1)))
+    assert (deletes.kind, deletes.records) == (FileKind.EQUALITY_DELETES, 1)
+    assert (beside.kind, beside.records, beside.partition) == (FileKind.DATA, 0, {})
+    assert pq.read_table(beside.path.removeprefix("file://")).num_rows == 0
 
 
 def test_a_null_in_a_required_column_is_never_written(tmp_path):
     required = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "n", LongType(), required=True))
     to = layout(tmp_path, required)
     delete = changes(required, [{"id": 1, OP: -1}])
-    assert [f.kind for f in written(to, delete)] == [FileKind.EQUALITY_DELETES]
+    assert [f.kind for f in written(to, delete) if f.records] == [FileKind.EQUALITY_DELETES]
     with pytest.raises(pa.ArrowInvalid):
         written(replace(to, location=f"{to.location}/other"), changes(required, [{"id": 1}]))
 

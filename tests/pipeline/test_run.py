@@ -10,7 +10,7 @@ import pytest
 from icefront.core.epochs import Epoch, Minting
 from icefront.core.errors import BadRow, ConnectionFailed, FencedOut, IcefrontError, Overcompacted, Stopped
 from icefront.core.timestamps import ORIGIN
-from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions, Unroutable
+from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions, Unroutable, Upkeep
 from tests.pipeline.small_world import MemoryNotes, MemorySource, at, route
 
 EVERY_CUT = Minting(every=None)
@@ -34,9 +34,11 @@ def run(
     discover: Callable[[], Sequence[Route | Unroutable]] | None = None,
     tell: Callable[[EpochPublished], None] = lambda _: None,
     stop: threading.Event | None = None,
+    upkeep: Upkeep | None = None,
 ) -> Result:
     chosen = options or RunOptions(until_caught_up=True, poll=0)
-    return Run("p", feed, discover or (lambda: routes), notes or MemoryNotes(), minting, options=chosen, tell=tell, stop=stop)()
+    found, kept = discover or (lambda: routes), notes or MemoryNotes()
+    return Run("p", feed, found, kept, minting, options=chosen, tell=tell, stop=stop, upkeep=upkeep)()
 
 
 def test_every_lane_ends_with_its_rows_and_the_same_frontier() -> None:
@@ -190,6 +192,47 @@ def test_a_table_that_appears_while_running_gets_a_lane() -> None:
     found = iter([[a], [a, b]])
     run(feed, (), discover=lambda: next(found, [a, b]))
     assert sink.table.rows() == [(7, 71)]
+
+
+class Heard:
+    """Upkeep that only writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notice(self, target: str) -> None:
+        self.said.append(target)
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        self.said.append(f"finish, give up: {give_up()}")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+def test_upkeep_hears_of_every_publish_and_finishes_before_a_run_that_caught_up_ends() -> None:
+    feed, heard = source(), Heard()
+    a, _, _ = route(feed, "a")
+    run(feed, [a], upkeep=heard)
+    assert heard.said == ["lake.a"] * 4 + ["finish, give up: False", "close"], "when it is opened, and after each epoch"
+    again = Heard()
+    run(feed, [a], upkeep=again)
+    assert again.said == ["lake.a", "finish, give up: False", "close"], "a target with a mark needs it without a new epoch too"
+
+
+def test_upkeep_of_a_run_that_is_stopped_or_fails_is_closed_at_once() -> None:
+    feed, heard, stop = source(), Heard(), threading.Event()
+    a, _, _ = route(feed, "a")
+    run(feed, [a], tell=lambda _: stop.set(), stop=stop, upkeep=heard)
+    assert set(heard.said) == {"lake.a", "close"}
+
+    def fail() -> Sequence[Route | Unroutable]:
+        raise RuntimeError("unexpected")
+
+    heard = Heard()
+    with pytest.raises(RuntimeError):
+        run(feed, [], discover=fail, upkeep=heard)
+    assert heard.said == ["close"]
 
 
 def test_a_stop_ends_the_run_after_what_is_in_flight() -> None:

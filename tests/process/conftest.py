@@ -1,20 +1,33 @@
-"""The order of these tests: files that take longest begin first, so that no worker is left alone with one at the end."""
+"""The order of tests that run file by file: files that take longest begin first, so that no worker is left alone with one at the end."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+TESTS = Path(__file__).parent.parent
 LONGEST = (
-    "test_prove.py",
-    "test_matrix_zombies.py",
-    "test_matrix_kills.py",
-    "test_sabotage.py",
-    "test_matrix_storage.py",
-    "test_matrix_cluster.py",
-    "test_matrix_workers.py",
-    "test_matrix_drivers.py",
+    # processes
+    "process/test_prove.py",
+    "process/test_matrix_zombies.py",
+    "process/test_matrix_kills.py",
+    "process/test_sabotage.py",
+    "cli/test_processes.py",
+    "process/test_matrix_storage.py",
+    "process/test_matrix_drivers.py",
+    "process/test_matrix_workers.py",
+    "process/test_matrix_cluster.py",
+    "upkeep/test_settle_processes.py",
+    "process/test_matrix_input.py",
+    "process/test_rest_catalog.py",
+    "process/test_cluster.py",
+    # with a session
+    "process/test_matrix_company.py",
+    "rest/test_commits.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -53,18 +53,31 @@ class Story:
         (self.feed / NAME.format(self.said)).write_text(json.dumps(line))
         return self.said
 
-    def epoch(self, *, frontier: str | None = None, lower: str | None = None, epoch_id: str = "", value: str = "x") -> str:
+    def epoch(
+        self,
+        *,
+        frontier: str | None = None,
+        lower: str | None = None,
+        epoch_id: str = "",
+        value: str = "x",
+        writer: str = "one#1",
+    ) -> str:
         """Say a row and publish it; what is given differs from what a right writer would do."""
         row = self.say()
         upper = frontier or f"{row}.0000000001"
         epoch_id = epoch_id or str(uuid4())
-        summary = self.summary(upper) | {"icefront.epoch-id": epoch_id, "icefront.lower": lower or self.frontier}
+        summary = self.summary(upper, writer) | {"icefront.epoch-id": epoch_id, "icefront.lower": lower or self.frontier}
         self.commit([row], value, summary)
         self.mark(upper)
         return epoch_id
 
-    def summary(self, frontier: str) -> dict[str, str]:
-        return {"icefront.pipeline": "orders", "icefront.frontier": frontier}
+    def claim(self, writer: str, frontier: str | None = None, **entries: str) -> None:
+        claimed = {"icefront.claim": "true", "icefront.epoch-id": str(uuid4())}
+        claimed |= {f"icefront.{name}": value for name, value in entries.items()}
+        self.commit([], "", self.summary(frontier or self.frontier, writer) | claimed)
+
+    def summary(self, frontier: str, writer: str = "one#1") -> dict[str, str]:
+        return {"icefront.pipeline": "orders", "icefront.frontier": frontier, "icefront.writer": writer}
 
     def commit(self, ids: list[int], value: str, summary: dict[str, str]) -> None:
         rows = pa.table({"id": pa.array(ids, pa.int64()), "v": [value] * len(ids)}, schema=COLUMNS)
@@ -123,8 +136,7 @@ def test_a_table_that_is_right_has_no_violations_and_each_snapshot_is_compared_o
 
 def test_claims_foreign_commits_and_expired_history_are_no_violations(story: Story):
     story.epoch()
-    claim = story.summary(story.frontier) | {"icefront.claim": "true", "icefront.epoch-id": str(uuid4())}
-    story.load().append(COLUMNS.empty_table(), snapshot_properties=claim)
+    story.claim("one#1")
     story.foreign(FOREIGN + 1)
     story.epoch()
     assert story.kinds() == []
@@ -216,6 +228,31 @@ def test_a_mark_that_is_not_where_the_branch_is_is_found(story: Story):
     story.epoch()
     story.mark("9.0000000000")
     assert story.kinds() == [Kind.MARK]
+
+
+def test_an_epoch_or_a_change_by_a_writer_that_does_not_own_the_table_is_found(story: Story):
+    story.claim("one#1")
+    story.epoch()
+    story.claim("two#2")
+    story.epoch(writer="two#2")
+    story.claim("two#2", change="schema")
+    assert story.kinds() == []
+    story.foreign(FOREIGN + 1)
+    story.epoch(writer="one#1")
+    assert story.kinds() == [Kind.WRITER], "across the commits of others, too"
+    story.claim("one#1", change="schema")
+    (found,) = story.checker.check()
+    assert (found.kind, found.expected, found.found) == (Kind.WRITER, "the owner two#2", "one#1")
+    story.epoch(writer="two#2")
+    assert story.kinds() == [], "it is the owner still"
+
+
+def test_who_owned_the_table_before_the_first_look_is_not_guessed(story: Story):
+    story.claim("one#1")
+    story.epoch()
+    story.load().maintenance.expire_snapshots().by_id(story.load().history()[0].snapshot_id).commit()
+    story.epoch()
+    assert story.kinds() == []
 
 
 @pytest.mark.parametrize("broken", ["frontier", "files"])

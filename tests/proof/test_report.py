@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,19 @@ def report(minutes: float, **struck: int) -> Report:
 @pytest.mark.parametrize(("minutes", "times"), [(1, 0), (2.9, 0), (3, 1), (11, 1), (12, 2), (60, 10)])
 def test_every_kind_has_to_be_struck_once_for_every_six_minutes(minutes: float, times: int) -> None:
     assert needed(minutes) == times
+
+
+@pytest.mark.parametrize(
+    ("uri", "where"),
+    [
+        (None, ""),
+        ("http://127.0.0.1:8181", " --catalog rest --uri http://127.0.0.1:8181"),
+        ("http://h/?a=1&b=2", " --catalog rest --uri 'http://h/?a=1&b=2'"),
+    ],
+)
+def test_the_command_that_repeats_it_names_the_catalog(uri: str | None, where: str) -> None:
+    again = replace(report(2.5), uri=uri).to_dict()["command"]
+    assert again == f"icefront prove --minutes 2.5 --seed 7{where}"
 
 
 def test_a_kind_that_was_not_struck_fails_the_proof() -> None:

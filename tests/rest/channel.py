@@ -77,8 +77,15 @@ class Channel:
         return load_catalog("near", **self.server.properties).load_table(self.name)
 
     def claims(self) -> int:
-        """Count the snapshots that renew a mark, and publish nothing."""
-        return len(self.table().metadata.snapshots) - len(self.held)
+        """Count the snapshots that make a writer the owner, and do nothing else."""
+        return sum("icefront.claim" in said and "icefront.change" not in said for said in self._summaries())
+
+    def changes(self) -> list[str]:
+        """Name what was changed in the table besides its rows, in this order."""
+        return [said["icefront.change"] for said in self._summaries() if "icefront.change" in said]
+
+    def _summaries(self) -> list[Mapping[str, str]]:
+        return [s.summary.additional_properties for s in self.table().metadata.snapshots if s.summary]
 
     def check(self) -> None:
         """Every epoch is there once and in order, on one branch; every snapshot can be read and is right, by two engines."""

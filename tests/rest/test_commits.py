@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from icefront.core.errors import ConnectionFailed, Stopped
+from icefront.core.errors import CommitUncertain, ConnectionFailed, Stopped
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Landed, NotLanded, Published, Send
 from icefront.iceberg.java import JavaTable, Unanswered
@@ -49,6 +49,7 @@ def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault
     assert proxy.struck == {fault: 4 + (fault == faults[0]) for fault in faults}
     assert all(strike.applied == (FAULTS[strike.fault].catalog in {"once", "twice"}) for strike in proxy.strikes)
     assert table.claims() == len(faults)
+    assert table.changes() == ["schema"] * len(faults)
     after = {name: count for name, count in passed.items() if name in {"claim.after", "publish.after", "heartbeat.after"}}
     assert after == {"claim.after": len(faults), "publish.after": 2 * len(faults), "heartbeat.after": 1}, "also without an answer"
     assert table.table().schema().column_names == ["id", "v", *faults]
@@ -94,7 +95,7 @@ def test_a_creation_a_claim_and_a_schema_change_that_the_client_repeats_by_itsel
     assert table.sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
     table.publish({})
     assert [(strike.fault, strike.applied) for strike in proxy.strikes] == [("503-after", True)] * 3
-    assert table.claims() == 1
+    assert (table.claims(), table.changes()) == (1, ["schema"])
     assert table.sink._live().metadata().lastColumnId() == table.table().schema().highest_field_id
     table.check()
 
@@ -175,15 +176,15 @@ def test_a_commit_that_is_never_accepted_stays_staged_and_the_next_run_publishes
 
 
 def test_a_schema_change_that_is_never_accepted_stops_and_the_next_run_makes_it(proxy: FaultProxy, channel: Channels) -> None:
-    table = channel(retries=0)
+    table = channel(retries=0, patience=0)
     table.claim()
     table.publish({1: "a"})
     wishes = [Wish("extra", "long", "f:1")]
     proxy.arm("500-before", times=2)
-    with pytest.raises(ConnectionFailed, match=r"the catalog did not answer: .* 500"):
+    with pytest.raises(ConnectionFailed, match=r"the schema of .* could not be changed in 2 attempts; the last said: .* 500"):
         table.sink.prepare(wishes)
     proxy.arm("409-before", times=2)
-    with pytest.raises(Stopped, match="could not be changed in 2 attempts: others kept committing"):
+    with pytest.raises(CommitUncertain, match=r"the schema of .* could not be changed in 2 attempts"):
         table.sink.prepare(wishes)
     assert table.table().schema().column_names == ["id", "v"]
     assert table.sink.prepare(wishes).column_names == ["id", "v", "extra"]

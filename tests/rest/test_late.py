@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from icefront.core.errors import ConnectionFailed
+from icefront.core.errors import ConnectionFailed, FencedOut
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Published
+from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FaultProxy, Strike
 from tests.rest.channel import Channel, applied, release_before_looking
 
@@ -151,8 +153,107 @@ def test_a_late_schema_change_does_not_come_twice(proxy: FaultProxy, channel: Ch
     schema = table.table().schema()
     assert schema.column_names == ["id", "v", "extra"]
     assert table.sink._live().metadata().lastColumnId() == schema.highest_field_id
+    assert table.changes() == ["schema"]
     table.publish({})
     table.check()
+
+
+def test_a_late_schema_change_that_lands_before_the_look_is_found(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = channel()
+    table.claim()
+    table.publish({1: "a"})
+    proxy.arm("late-504")
+    released = release_before_looking(proxy, table.sink, monkeypatch)
+    assert table.sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
+    assert applied(released) == [True]
+    assert table.changes() == ["schema"]
+    table.check()
+
+
+def a_schema_change(table: Channel) -> None:
+    table.sink.prepare([Wish("late", "long", "f:1")])
+
+
+def a_partitioning_change(table: Channel) -> None:
+    table.sink._align_partitioning()
+
+
+# By themselves the catalog would take both: the successor changes neither schema nor partitioning.
+CHANGES = [a_schema_change, a_partitioning_change]
+
+
+def send_late_change(proxy: FaultProxy, gone: Channel, change: Callable[[Channel], None]) -> None:
+    """Let a writer send a change that reaches the catalog later than it waits."""
+    gone.claim()
+    gone.publish({1: "a"})
+    gone.sink._wanted = replace(gone.sink._wanted, partition_by=(PartitionField("bucket", "id", 2),))
+    proxy.arm("late-504", times=2)
+    with pytest.raises(ConnectionFailed, match="could not be changed in 2 attempts"):
+        change(gone)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("moment", ["after its claim", "after its publish"])
+def test_a_change_applied_after_a_successors_claim_is_refused(
+    proxy: FaultProxy, channel: Channels, change: Callable[[Channel], None], moment: str
+) -> None:
+    gone, successor = channel(retries=0), channel()
+    send_late_change(proxy, gone, change)
+    successor.held = gone.held
+    mark = successor.claim()
+    if moment == "after its publish":
+        successor.publish({1: "b"})
+    before = successor.table().metadata_location
+    assert applied(proxy.release()) == [False, False]
+    with pytest.raises(FencedOut, match=f"is owned by writer {mark.writer}"):
+        change(gone)
+    assert successor.table().metadata_location == before, "a refused writer changed the table"
+    successor.publish({2: "c"})
+    successor.check()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_applied_before_a_successors_claim_counts_and_comes_once(
+    proxy: FaultProxy, channel: Channels, change: Callable[[Channel], None]
+) -> None:
+    gone, successor = channel(retries=0), channel()
+    send_late_change(proxy, gone, change)
+    assert applied(proxy.release()) == [True, False], "of two attempts the first one wins"
+    assert len(successor.changes()) == 1
+    successor.held = gone.held
+    successor.claim()
+    successor.publish({})
+    assert len(successor.changes()) == 1, "a sink without `partition_by` takes the table as it is"
+    successor.check()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_writer_that_is_overtaken_between_its_look_and_its_change_is_refused(
+    channel: Channels, monkeypatch: pytest.MonkeyPatch, change: Callable[[Channel], None]
+) -> None:
+    gone, successor = channel(), channel()
+    gone.claim()
+    gone.publish({1: "a"})
+    successor.held = gone.held
+    gone.sink._wanted = replace(gone.sink._wanted, partition_by=(PartitionField("bucket", "id", 2),))
+    passed: list[str] = []
+    location: list[str] = []
+
+    def overtaken(failpoint: str) -> None:
+        passed.append(failpoint)
+        if len(passed) == 1:
+            successor.claim()
+            location.append(successor.table().metadata_location)
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", overtaken)
+    with pytest.raises(FencedOut, match="is owned by writer"):
+        change(gone)
+    assert passed[0] in {"schema.before", "partitioning.before"}
+    assert successor.table().metadata_location == location[0], "a refused writer changed the table"
+    successor.publish({2: "b"})
+    successor.check()
 
 
 def test_a_table_made_late_is_taken_as_it_is(proxy: FaultProxy, channel: Channels) -> None:

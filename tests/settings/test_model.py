@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -16,18 +18,22 @@ from icefront.core.errors import ConfigError
 from icefront.settings import (
     Catalog,
     Changefeed,
+    Compact,
     Duration,
+    Expire,
     IcebergSink,
     PartitionBy,
     PipelineSettings,
     Project,
     Sink,
     Source,
+    Upkeep,
     find_project,
     load_pipeline,
     load_project,
 )
 from icefront.settings.reference import PIPELINE_EXAMPLE, PROJECT_EXAMPLE, TABLES_EXAMPLE
+from icefront.upkeep.need import Compacting, Expiring, Quiet, Settling
 
 SMALL = "pipeline: a\nsource: {changefeed: {path: feed}}\nsink: {iceberg: {table: lake.a.b}}\n"
 
@@ -75,7 +81,7 @@ def test_the_smallest_pipeline_has_every_default(write):
     assert settings.minting == Minting()
     assert settings.mode is None
     assert settings.schema_policy.add_column == "evolve"
-    assert (settings.upkeep, settings.bad_rows, settings.write.publish) == ("auto", "stop", "immediate")
+    assert (settings.upkeep, settings.bad_rows, settings.write.publish) == (Upkeep(), "stop", "immediate")
     (target,) = settings.targets_for(["b"])
     assert (target.sink.format_version, target.sink.deletes, target.sink.shared) == (3, "global", False)
 
@@ -137,12 +143,40 @@ def test_what_a_model_dumps_it_reads_again(write):
     assert again == settings
 
 
+# ── upkeep ─────────────────────────────────────────────────────────────────────────────────
+def test_upkeep_is_auto_or_off_as_a_whole_or_by_kind(write):
+    loaded = [load_pipeline(write(f"{SMALL}upkeep: {text}\n")).upkeep for text in ("auto", "off", "{settle: off, expire: auto}")]
+    auto, off, some = loaded
+    assert (auto, auto.in_run) == (Upkeep(), True)
+    assert (off.settle, off.compact, off.expire, off.in_run) == (None, None, None, False)
+    assert (some.settle, some.compact, some.expire) == (None, Compact(), Expire())
+
+
+def test_conditions_become_the_terms_of_upkeep(write):
+    text = """\
+        upkeep:
+          settle: {files: 3, rows: 50, reads: 1.5, age: 1h, every: 2s}
+          compact: {files: 4, dead: 12.5%, max_bytes: 1GiB, sort: off, every: 1m}
+          expire: {keep: 1d, at_least: 2, at_most: 9, orphans: off}
+          quiet_hours: ["22:00-06:00", "9:30-24:00"]
+          by: other
+        """
+    upkeep = load_pipeline(write(SMALL + dedent(text))).upkeep
+    terms = upkeep.terms
+    assert terms.settle == Settling(3, 50, 1.5, timedelta(hours=1), timedelta(seconds=2))
+    assert terms.compact == Compacting(4, 0.125, 2**30, "off", timedelta(minutes=1))
+    assert terms.expire == Expiring(timedelta(days=1), 2, 9, None, timedelta(minutes=10))
+    assert terms.quiet == (Quiet(22 * 60, 6 * 60), Quiet(9 * 60 + 30, 0))
+    assert not upkeep.in_run
+    assert Upkeep.of(upkeep.model_dump(mode="json")) == upkeep
+
+
 # ── YAML 1.2 ───────────────────────────────────────────────────────────────────────────────
 def test_off_and_no_are_text_and_spellings_of_numbers_are_kept(write):
     write("catalogs: {lake: {type: glue, a: off, b: 1.10, c: true, d: 7, e: 2024-01-01, f: no}}\n", "icefront.yaml")
     properties = load_project().catalogs["lake"].properties
     assert properties == {"a": "off", "b": "1.10", "c": "true", "d": "7", "e": "2024-01-01", "f": "no"}
-    assert load_pipeline(write(SMALL + "upkeep: off\n")).upkeep == "off"
+    assert not load_pipeline(write(SMALL + "upkeep: off\n")).upkeep.terms.on
 
 
 def test_aliases_are_followed(write):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.errors import CommitUncertain, FrontierGap, NotOurs, RolledBack
 from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import Identity, Mark
-from icefront.core.protocol import FencedOff, Outcome, Publication, Published, Refusal, claiming, publishing, recoverable
+from icefront.core.protocol import FencedOff, Landed, Outcome, Publication, Published, Refusal, claiming, publishing, recoverable
 from icefront.core.timestamps import ORIGIN
-from icefront.testing.memory import MemoryTable, PathReused, Row, Storage, Unreadable, at, drive, position
+from icefront.testing.commits import Conflict, Rewrite, RowDelta
+from icefront.testing.memory import MemoryTable, PathReused, Row, Snapshot, Storage, Unreadable, at, drive, position
+from icefront.testing.upkeep import Do, Job, Refused, Swap, Upkeep, kept, settle
 
 SOURCE = Identity.of({"feed": "x"})
 
@@ -42,6 +46,12 @@ def put(table: MemoryTable, onto: Mark, upper: int, rows: list[Row], attempt: st
     return outcome.mark
 
 
+def rewrite(table: MemoryTable, planned: Snapshot, path: str) -> Rewrite:
+    """A compaction of all files of a snapshot, at the point of its commit."""
+    table.storage.write(path, table.live(planned))
+    return Rewrite(path, planned.id, tuple(planned.data), path, planned.sequence)
+
+
 def epochs_in(table: MemoryTable) -> int:
     return sum(1 for snapshot in table.chain() if snapshot.epoch is not None)
 
@@ -70,7 +80,7 @@ def test_a_commit_that_fails_is_sent_again_with_the_same_files() -> None:
     mark = claim(table, "a")
     table.fail = 2
     put(table, mark, 5, [(1, 10)])
-    assert set(table.storage.files) == set(table.snapshots[2].data) | set(table.snapshots[2].deletes)
+    assert set(table.storage.files) == set(table.snapshots[2].files)
 
 
 def test_commits_that_keep_failing_stop_and_leave_the_staged_files() -> None:
@@ -200,10 +210,137 @@ def test_compaction_between_does_not_bring_back_a_row() -> None:
     mark = put(table, mark, 7, [(2, 20)])
     planned = table.snapshots[3]
     put(table, mark, 9, [(1, 11)])
-    assert table.rewrite(planned, tuple(planned.data), "merged") is not None
+    rewrite(table, planned, "merged").apply(table)
     assert table.rows() == [(1, 11), (2, 20)]
 
 
+# ── upkeep ─────────────────────────────────────────────────────────────────────────────────
+def run(table: MemoryTable, job: Job, meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """Do all steps of a job; `meanwhile` is done once, before its first commit."""
+    answer: object = None
+    try:
+        while True:
+            match job.send(answer):
+                case Do(do=do):
+                    answer = do()
+                case Swap(change=change):
+                    meanwhile()
+                    meanwhile = bool
+                    try:
+                        answer = Landed(change.apply(table).id)
+                    except Conflict as conflict:
+                        answer = Refused(str(conflict))
+    except StopIteration as end:
+        return bool(end.value)
+
+
+def updated_table() -> tuple[MemoryTable, Mark]:
+    table = MemoryTable()
+    mark = put(table, claim(table, "a"), 5, [(1, 10), (2, 20)])
+    return table, put(table, mark, 7, [(1, 11)])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("limit", [1, 1000])
+def test_a_settle_leaves_the_rows_as_they_are_and_no_equality_deletes(version: int, limit: int) -> None:
+    table, mark = updated_table()
+    table.format = version
+    put(table, put(table, mark, 9, [(3, 30), (1, 12)]), 11, [(3, 31)])
+    for snapshots in (3 if limit == 1 else 1, 0):
+        before = len(table.snapshots)
+        assert run(table, settle(table, Upkeep(), f"s{snapshots}", limit))
+        assert len(table.snapshots) == before + snapshots
+    assert table.rows() == [(1, 12), (2, 20), (3, 31)]
+    assert not table.snapshots[table.current or 0].deletes
+
+
+def test_a_publish_between_does_not_refuse_a_settle() -> None:
+    table, mark = updated_table()
+    done = run(table, settle(table, Upkeep(), "s", 1000), lambda: put(table, mark, 9, [(2, 21), (1, 12)]))
+    assert done
+    assert table.rows() == [(1, 12), (2, 21)]
+    assert sum(snapshot.upkeep is not None for snapshot in table.chain()) == 1
+
+
+def test_a_compaction_between_makes_a_settle_plan_anew() -> None:
+    table, _ = updated_table()
+    planned = table.snapshots[2]
+    late = rewrite(table, planned, "merged")
+    assert run(table, settle(table, Upkeep(), "s", 1000), lambda: late.apply(table))
+    assert table.rows() == [(1, 11), (2, 20)]
+    assert [snapshot.upkeep for snapshot in table.chain() if snapshot.upkeep] == ["s-2-1", "merged"]
+
+
+def test_a_compaction_that_began_before_a_settle_and_ends_after_it_is_refused() -> None:
+    table, _ = updated_table()
+    late = rewrite(table, table.snapshots[2], "merged")
+    assert run(table, settle(table, Upkeep(), "s", 1000))
+    with pytest.raises(Conflict, match="position delete"):
+        late.apply(table)
+    assert table.rows() == [(1, 11), (2, 20)]
+
+
+def test_deletes_alone_are_lost_by_a_compaction_of_all_older_files_and_with_a_data_file_they_are_not() -> None:
+    """As it was seen in Iceberg 1.12, and why an epoch of deletes comes with a data file without rows."""
+    for anchors in ([], ["beside-1", "beside-2"]):
+        table = MemoryTable()
+        mark = put(table, claim(table, "a"), 5, [(1, 10), (2, 20), (3, 30)])
+        late = rewrite(table, table.snapshots[2], "merged")
+        for number, key in enumerate((1, 2)):
+            table.storage.write(f"deletes-{key}", [(key, 0)])
+            for path in anchors[number : number + 1]:
+                table.storage.write(path, [])
+            table.commit(anchors[number : number + 1], [f"deletes-{key}"], mark=mark)
+        late.apply(table)
+        assert table.rows() == ([(3, 30)] if anchors else [(1, 10), (3, 30)])
+
+
+def test_a_settle_whose_snapshot_expired_plans_anew() -> None:
+    table, mark = updated_table()
+
+    def expire() -> None:
+        put(table, put(table, mark, 9, [(4, 40)]), 11, [(2, 21)])
+        table.expire(1)
+
+    assert run(table, settle(table, Upkeep(), "s", 1000), expire)
+    assert table.rows() == [(1, 11), (2, 21), (4, 40)]
+
+
+def test_a_vector_for_a_file_that_is_gone_is_refused_whoever_removed_it() -> None:
+    table, _ = updated_table()
+    planned = table.snapshots[3]
+    old = next(iter(table.snapshots[2].data))
+    change = RowDelta("s", planned.id, planned.id, {"vector": old}, (), (old,))
+    table.commit(removed=[old], operation="delete")
+    with pytest.raises(Conflict, match="missing data files"):
+        change.apply(table)
+
+
+def test_expiry_keeps_the_branch_whole_down_to_a_tag_that_holds_the_mark() -> None:
+    """Else the tag's snapshot is there and not on the branch, which is what a rollback looks like."""
+    table, mark = updated_table()
+    table.tags["reader"] = table.current or 0
+    for number in range(3):
+        table.append(f"foreign-{number}", [(90 + number, 0)])
+    assert kept(table, 1) == 4
+    table.expire(kept(table, 1))
+    put(table, mark, 9, [(1, 12)])
+    del table.tags["reader"]
+    table.expire(kept(table, 1))
+    assert len(table.snapshots) == 1
+
+
+def test_expiry_that_cuts_a_tag_off_the_branch_looks_like_a_rollback() -> None:
+    table, mark = updated_table()
+    table.tags["reader"] = table.current or 0
+    for number in range(3):
+        table.append(f"foreign-{number}", [(90 + number, 0)])
+    table.expire(1)
+    with pytest.raises(RolledBack):
+        put(table, mark, 9, [(1, 12)])
+
+
+# ── what others do to the branch ───────────────────────────────────────────────────────────
 @pytest.mark.parametrize("expired", [False, True])
 def test_a_rollback_past_the_mark_stops_and_rolling_forward_continues(expired: bool) -> None:  # noqa: FBT001
     table = MemoryTable()

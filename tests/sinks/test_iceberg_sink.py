@@ -332,10 +332,15 @@ def test_scoped_deletes_stop_when_a_second_spec_appears(spark: Any, table: str) 
 
 def test_wider_types_and_new_columns_evolve_and_a_repetition_changes_nothing(spark: Any, table: str) -> None:
     sink = make(spark, table, columns=(("id", "bigint"), ("n", "int")))
+    mark = claim(sink)
     wishes = [Wish("n", "long", "f:1", widens="int"), Wish("extra", "string", "f:2")]
     for _ in range(2):
         schema = sink.prepare(wishes)
         assert {f.name: str(f.field_type) for f in schema.fields} == {"id": "long", "n": "long", "extra": "string"}
+    assert sink.recall() == mark
+    assert sink.is_empty()
+    said = [row[0] for row in spark.sql(f"SELECT summary FROM {table}.snapshots ORDER BY committed_at").collect()]
+    assert [summary.get("icefront.change") for summary in said] == [None, "schema"]
 
 
 def test_a_rename_that_the_user_says_keeps_the_columns_identity(spark: Any, table: str) -> None:
@@ -343,6 +348,7 @@ def test_a_rename_that_the_user_says_keeps_the_columns_identity(spark: Any, tabl
     policy = replace(sink._wanted.policy, renames={"w": "v"})
     renaming = IcebergSink(spark, replace(sink._wanted, policy=policy))
     renaming.open()
+    claim(renaming)
     before = renaming._schema().find_field("v").field_id
     assert renaming.prepare([Wish("w", "string", "f:1")]).find_field("w").field_id == before
 
@@ -409,6 +415,7 @@ def test_a_schema_change_that_loses_to_another_commit_is_planned_and_tried_again
     spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = make(spark, table)
+    claim(sink)
     struck: list[str] = []
 
     def come_between(name: str) -> None:

@@ -330,11 +330,73 @@ def test_looking_at_a_file_of_a_newer_icefront_or_another_program_is_refused(pat
         StateStore(path, only_look=True)
 
 
+# ── upkeep ─────────────────────────────────────────────────────────────────────────────────
+def test_a_lease_has_one_holder_until_it_runs_out_or_is_returned(path):
+    now = [100.0]
+    with StateStore(path, clock=lambda: now[0]) as one, StateStore(path, clock=lambda: now[0]) as other:
+        assert one.take_lease("t", "a", 60)
+        assert not other.take_lease("t", "b", 60)
+        assert other.take_lease("another", "b", 60)
+        now[0] = 150.0
+        assert one.take_lease("t", "a", 60), "renewed"
+        now[0] = 209.0
+        assert not other.take_lease("t", "b", 60)
+        now[0] = 210.0
+        assert other.take_lease("t", "b", 60), "it has run out"
+        one.return_lease("t", "a")
+        assert not one.take_lease("t", "a", 60), "nobody returns what another has taken"
+        other.return_lease("t", "b")
+        assert one.take_lease("t", "a", 60)
+
+
+def test_cycles_are_told_newest_first_so_many_of_each_kind(path, monkeypatch):
+    monkeypatch.setattr(store, "KEEP_CYCLES", 3)
+    with StateStore(path) as notes:
+        first = notes.cycle_started("orders", TARGET, "orphans", "never done")
+        notes.cycle_ended(first, "done", {"files": 2})
+        for number in range(5):
+            notes.cycle_ended(notes.cycle_started("orders", TARGET, "settle", str(number)), "nothing", {})
+        notes.cycle_started("orders", "lake.other", "settle", "another target")
+        found = notes.cycles(TARGET, limit=2)
+        assert [(c.kind, c.why, c.outcome) for c in found] == [
+            ("settle", "4", "nothing"),
+            ("settle", "3", "nothing"),
+            ("orphans", "never done", "done"),
+        ]
+        assert found[-1].facts == {"files": 2}
+        assert len([c for c in notes.cycles(TARGET, limit=99) if c.kind == "settle"]) == 3
+        (running,) = notes.cycles("lake.other")
+        assert (running.ended, running.outcome, running.seconds) == (None, None, None)
+        notes.forget("orders")
+        assert notes.cycles(TARGET) == []
+
+
+def test_the_files_of_staged_epochs_are_named_whoever_staged_them(path):
+    with StateStore(path) as notes:
+        notes.stage(staged(1))
+        notes.stage(staged(2, pipeline="second"))
+        notes.stage(staged(3, target="lake.other"))
+        every = (staged(1), staged(2, pipeline="second"), staged(3, target="lake.other"))
+        assert notes.staged_paths() == {file.path for note in every for file in note.files}
+
+
+def test_a_file_from_before_upkeep_is_migrated(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "MIGRATIONS", store.MIGRATIONS[:1])
+        with StateStore(path) as notes:
+            notes.stage(staged(1))
+    with StateStore(path, only_look=True) as looking:
+        assert looking.cycles(TARGET) == []
+    with StateStore(path) as notes:
+        assert notes.staged("orders", TARGET) == [staged(1)]
+        assert notes.take_lease("t", "a", 1)
+
+
 # ── formats ────────────────────────────────────────────────────────────────────────────────
 def test_a_file_of_a_newer_icefront_stops_and_is_left_alone(path):
     StateStore(path).close()
     sql(path, "UPDATE format SET version = 99")
-    with pytest.raises(NewerFormat, match=r"has format 99, this Icefront reads up to 1"):
+    with pytest.raises(NewerFormat, match=f"has format 99, this Icefront reads up to {len(store.MIGRATIONS)}"):
         StateStore(path)
     assert sorted(p.name for p in path.parent.glob("*corrupt*")) == []
 
@@ -346,7 +408,7 @@ def test_an_older_file_is_migrated_and_keeps_its_notes(path, monkeypatch):
     with StateStore(path) as notes:
         assert notes.staged("orders", TARGET) == [staged(1)]
         assert "colour" in {row["name"] for row in notes._database._connection.execute("PRAGMA table_info(runs)")}
-        assert notes._database._connection.execute("SELECT version FROM format").fetchone()[0] == 2
+        assert notes._database._connection.execute("SELECT version FROM format").fetchone()[0] == len(store.MIGRATIONS)
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):

@@ -54,6 +54,16 @@ def _seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
+def _bytes(text: str) -> int:
+    """Read a size the way the files do: 512MiB, 10GiB."""
+    from icefront.settings import Size
+
+    try:
+        return Size.parse(text).bytes
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @app.callback()
 def _options(
     *,
@@ -209,6 +219,60 @@ def settle(table: TableName, *, as_json: Json = False) -> None:
     from icefront.cli import upkeeping
 
     upkeeping.settle(table, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]icefront compact lake.shop.orders --max-bytes 10GiB[/]")
+def compact(
+    table: TableName,
+    *,
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Sort rows by these: id or a,b; auto: the table's own order, or else its key; off: not at all.",
+        ),
+    ] = "auto",
+    max_bytes: Annotated[
+        int | None, typer.Option(parser=_bytes, metavar="SIZE", help="Rewrite at most about so much, the smallest files first.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Rewrite all files, not only those that are worth it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Rewrite small files into large ones, and files with many deleted rows without them. Nobody sees another row."""
+    from icefront.cli import upkeeping
+
+    upkeeping.compact(table, sort=sort, max_bytes=max_bytes, everything=everything, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]icefront expire lake.shop.orders --keep 7d --at-least 10[/]")
+def expire(
+    table: TableName,
+    *,
+    keep: Annotated[str, typer.Option(metavar="DURATION", help="Snapshots that are older go.")] = "5d",
+    at_least: Annotated[int, typer.Option(min=1, help="So many of the last snapshots stay, however old they are.")] = 1,
+    orphans: Annotated[
+        str, typer.Option(metavar="DURATION", help="Files that nothing knows are deleted when they are older; off: never.")
+    ] = "3d",
+    as_json: Json = False,
+) -> None:
+    """Take old snapshots out of a table, and delete files that nobody needs any more. Tags and branches hold theirs."""
+    from icefront.cli import upkeeping
+
+    wait = None if orphans == "off" else _seconds(orphans)
+    upkeeping.expire(table, keep=_seconds(keep), at_least=at_least, orphans_after=wait, as_json=as_json)
+
+
+@app.command(epilog="Example: [bold]icefront upkeep orders.yaml --once[/]")
+def upkeep(
+    files: Files,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Do what is due now, then end. Default: go on until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per cycle.")] = False,
+) -> None:
+    """Settle, compact and expire the targets of pipelines when their settings say so, in a process of its own."""
+    from icefront.cli import running
+
+    running.upkeep(files, once=once, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]icefront prove --minutes 10[/]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -13,7 +13,7 @@ from icefront.cli.errors import tell_error
 from icefront.cli.files import named_or_all
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
 from icefront.settings import load_project
-from icefront.status import Finding, Level, State, TargetStatus, lags
+from icefront.status import Finding, Level, State, TargetStatus, UpkeepStatus, lags
 from icefront.status import check as check_file
 from icefront.status import epochs as epochs_of
 from icefront.status import examine as examine_machine
@@ -111,6 +111,38 @@ def _print_status(found: Sequence[TargetStatus]) -> None:
     show.print_rows(columns, rows)
     for t in found:
         show.say(f"{t.target or t.pipeline}: {t.state.value}: {t.reason}" + (f"\n  → {t.next_step}" if t.next_step else ""))
+        if t.upkeep is not None:
+            show.say(f"{t.target}: upkeep: " + "\n  ".join(_upkeep_lines(t.upkeep, running=t.running)))
+
+
+def _upkeep_lines(upkeep: UpkeepStatus, *, running: bool) -> Iterator[str]:
+    """Say how well a table reads, what was done last, and what comes next and why."""
+    health = upkeep.health
+    if health is None:
+        yield upkeep.trouble
+    else:
+        unsettled = "nothing unsettled"
+        if health.equality_files:
+            age = f"the oldest for {show.seconds(upkeep.oldest_unsettled)}"
+            unsettled = (
+                f"{show.count(health.equality_rows)} deletes in {show.count(health.equality_files)} files unsettled, {age}"
+            )
+        yield (
+            f"{unsettled}; a scan reads {health.amplification:.3g} times the table; {show.count(health.small_files)} small files in one "
+            f"partition, {health.dead:.0%} dead rows, {show.count(health.snapshots)} snapshots"
+        )
+    if upkeep.last:
+        yield f"last: {'; '.join(show.cycle(cycle) for cycle in upkeep.last)}"
+    coming = upkeep.next
+    if upkeep.by == "off":
+        yield "next: nothing, it is off"
+    elif coming is None:
+        yield "next: nothing until more has come together"
+    elif coming.at is None:
+        who = "icefront upkeep" if upkeep.by == "other" else "this run" if running else "the next run"
+        yield f"next: {coming.kind}, due, by {who}: {coming.why}"
+    else:
+        yield f"next: {coming.kind}, at the latest {coming.at:%Y-%m-%d %H:%M} UTC: {coming.why}"
 
 
 def _short_writer(writer: str | None) -> str:

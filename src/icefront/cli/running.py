@@ -1,4 +1,4 @@
-"""`icefront run`: pipelines in threads of one process around one Spark session, one line per epoch.
+"""`icefront run` and `icefront upkeep`: pipelines in threads of one process around one Spark session, one line per epoch or cycle.
 
 The main thread only waits, so that it can take signals: the first one drains, the second ends the process at once.
 Spark is started in another thread, since PySpark would put a handler of its own in the place of ours.
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,17 +25,62 @@ from icefront.api import Pipeline
 from icefront.cli import show
 from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell, tell_error, tell_unexpected
 from icefront.cli.sessions import start_session
-from icefront.core.errors import ConfigError, FencedOut, IcefrontError
+from icefront.core.errors import ConfigError, FencedOut, IcefrontError, Stopped
 from icefront.pipeline import EpochPublished, Result
+from icefront.status import cycle_dict
 from icefront.status.targets import human_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from icefront.api import CycleRecord
+
 T = TypeVar("T")
 
 
 def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: float | None, adopt: bool, as_json: bool) -> None:
+    def one(pipeline: Pipeline, spark: SparkSession, printer: _Printer, stop: threading.Event) -> None:
+        name = pipeline.settings.pipeline
+        result = pipeline.run(
+            spark,
+            until=until,
+            seconds=seconds,
+            adopt=adopt,
+            on_epoch=lambda event: printer.epoch(name, event),
+            on_cycle=lambda done: printer.cycle(name, done),
+            stop=stop,
+        )
+        printer.end(name, result, drained=stop.is_set())
+
+    _all_in_one_session(files, one, as_json=as_json)
+
+
+def upkeep(files: Sequence[Path], *, once: bool, as_json: bool) -> None:
+    def one(pipeline: Pipeline, spark: SparkSession, printer: _Printer, stop: threading.Event) -> None:
+        name = pipeline.settings.pipeline
+        heard: list[CycleRecord] = []
+
+        def hear(done: CycleRecord) -> None:
+            printer.cycle(name, done)
+            heard.append(done)
+
+        if not pipeline.settings.upkeep.terms.on:
+            tell(f"{name}: upkeep is off")
+            return
+        pipeline.upkeep(spark, once=once, on_cycle=hear, stop=stop)
+        if once and not heard:
+            tell(f"{name}: nothing is due; `icefront status` says why")
+        if failed := [done for done in heard if done.outcome == "failed"] if once else []:
+            raise Stopped(f"{name}: {len(failed)} of {len(heard)} cycles failed", "see above; they are tried again later")
+
+    _all_in_one_session(files, one, as_json=as_json)
+
+
+One = Callable[[Pipeline, "SparkSession", "_Printer", threading.Event], None]
+"""What is done with one pipeline, in a thread of its own."""
+
+
+def _all_in_one_session(files: Sequence[Path], one: One, *, as_json: bool) -> None:
     pipelines = [Pipeline.load(path) for path in files]
     _check_together(files, pipelines)
     stop = threading.Event()
@@ -43,7 +88,7 @@ def run(files: Sequence[Path], *, until: Literal["caught-up"] | None, seconds: f
     with _draining(stop), printer:
         spark = _patiently(lambda: start_session(pipelines[0], quiet=as_json))
         try:
-            errors = _run_all(pipelines, spark, printer, stop, until=until, seconds=seconds, adopt=adopt)
+            errors = _run_all(pipelines, lambda pipeline: one(pipeline, spark, printer, stop), stop)
         finally:
             with suppress(ConnectionError):  # a JVM that has ended needs no stopping
                 _patiently(spark.stop)
@@ -99,17 +144,13 @@ def _join(threads: Sequence[threading.Thread]) -> None:
             thread.join(0.2)
 
 
-def _run_all(
-    pipelines: Sequence[Pipeline], spark: SparkSession, printer: _Printer, stop: threading.Event, **options: Any
-) -> Sequence[BaseException]:
+def _run_all(pipelines: Sequence[Pipeline], work: Callable[[Pipeline], None], stop: threading.Event) -> Sequence[BaseException]:
     """Run every pipeline to its end. One that fails says so at once; the others go on."""
     errors: list[BaseException] = []
 
     def one(pipeline: Pipeline) -> None:
-        name = pipeline.settings.pipeline
         try:
-            result = pipeline.run(spark, on_epoch=lambda event: printer.epoch(name, event), stop=stop, **options)
-            printer.end(name, result, drained=stop.is_set())
+            work(pipeline)
         except IcefrontError as error:
             errors.append(error)
             tell_error(error)
@@ -171,6 +212,13 @@ class _Printer:
                 return
             self._line(epoch_line(event))
             self._moving(f"{pipeline} at {show.when(event.epoch.upper)}")
+
+    def cycle(self, pipeline: str, done: CycleRecord) -> None:
+        with self._lock:
+            if self.as_json:
+                show.print_json({"event": "upkeep", "pipeline": pipeline, "target": done.target, **cycle_dict(done)})
+            else:
+                self._line(f"{done.target}  {show.cycle(done)}")
 
     def end(self, pipeline: str, result: Result, *, drained: bool) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,9 @@ from icefront.cli.errors import tell
 from icefront.core.timestamps import Timestamp
 from icefront.settings.secrets import masked
 from icefront.status.targets import human_time
+
+if TYPE_CHECKING:
+    from icefront.api import CycleRecord
 
 STYLES = {
     "ok": "green",
@@ -120,6 +123,14 @@ def phases(timings: Mapping[str, float]) -> str:
     known = [phase for phase in _PHASES if phase in timings]
     others = [phase for phase in timings if phase not in _PHASES]
     return " ".join(f"{phase} {timings[phase]:.2f}s" for phase in [*known, *others]) or "–"
+
+
+def cycle(done: CycleRecord) -> str:
+    """Print a cycle of upkeep: what, when, how it ended, why it was done."""
+    how = {None: "begun, not ended", "nothing": "found nothing to do"}.get(done.outcome, done.outcome)
+    took = f" in {seconds(done.seconds)}" if done.seconds is not None else ""
+    error = f" ({done.facts['error']})" if "error" in done.facts else ""
+    return f"{done.kind} {done.started:%Y-%m-%d %H:%M:%S} {how}{took}{error}: {done.why}"
 
 
 # ── waiting ────────────────────────────────────────────────────────────────────────────────

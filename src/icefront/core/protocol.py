@@ -19,7 +19,7 @@ from typing import assert_never
 from uuid import UUID
 
 from icefront.core.epochs import Epoch, origin_id
-from icefront.core.errors import CommitUncertain, FrontierGap, NotOurs, Overcompacted, RolledBack, SourceChanged
+from icefront.core.errors import CommitUncertain, FencedOut, FrontierGap, NotOurs, Overcompacted, RolledBack, SourceChanged
 from icefront.core.files import Staged
 from icefront.core.marks import START, Identity, Mark, Position, Writer
 from icefront.core.timestamps import ORIGIN, Timestamp
@@ -30,8 +30,9 @@ from icefront.core.timestamps import ORIGIN, Timestamp
 class Ancestor:
     """One snapshot of the current branch, as far as the protocol cares.
 
-    `epoch_id`, `frontier` and `writer` are set on snapshots of any pipeline of ours (claims carry
-    those of the mark they renew). `adds_files` is true of every snapshot that may have added rows.
+    `epoch_id`, `frontier` and `writer` are set on snapshots of any pipeline of ours (what only
+    `claims` carries those of the mark that it renews). `adds_files` is true of every snapshot that
+    may have added rows.
     """
 
     snapshot: int
@@ -40,6 +41,7 @@ class Ancestor:
     frontier: Timestamp | None = None
     writer: Writer | None = None
     adds_files: bool = False
+    claims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +318,7 @@ def publishing(publication: Publication, *, retries: int) -> Generator[Request, 
         if found := find_published(head.ancestors, publication.staged.epoch_id, writer):
             return Published(found.snapshot, publication.mark(), attempt)
         if head.mark is None:
-            raise RolledBack(
-                f"the mark of pipeline {publication.onto.pipeline} vanished from {publication.staged.target}",
-                "the table was replaced: restore it, or write to a new table",
-            )
+            raise _vanished(publication.onto.pipeline, publication.staged.target)
         match decide(head.mark, publication.staged.epoch, publication.staged.epoch_id, publication.onto):
             case Fenced(owner=owner):
                 return FencedOff(owner)
@@ -342,9 +341,28 @@ def publishing(publication: Publication, *, retries: int) -> Generator[Request, 
 def find_published(ancestors: Iterable[Ancestor], epoch_id: UUID, writer: Writer) -> Ancestor | None:
     """Find our own publication among the current branch's snapshots, and only there."""
     for ancestor in ancestors:
-        if ancestor.epoch_id == epoch_id and ancestor.writer == writer:
+        if ancestor.epoch_id == epoch_id and ancestor.writer == writer and not ancestor.claims:
             return ancestor
     return None
+
+
+def renewal(head: Head, pipeline: str, target: str, writer: Writer) -> Claim:
+    """Return the intent under which the owner changes a schema or a partitioning: it claims once more what it owns.
+
+    Such a change moves no mark, and a catalog may compare nothing about it but schemas. In one step
+    with a claim it is fenced as everything else. Raises FencedOut when another writer owns the target.
+    """
+    if head.mark is None:
+        raise _vanished(pipeline, target)
+    if head.mark.writer != writer:
+        raise FencedOut.by(head.mark.writer, target, writer)
+    return Claim(pipeline, target, writer, head.mark.source, head.mark)
+
+
+def _vanished(pipeline: str, target: str) -> RolledBack:
+    return RolledBack(
+        f"the mark of pipeline {pipeline} vanished from {target}", "the table was replaced: restore it, or write to a new table"
+    )
 
 
 def _head(answer: Answer) -> Head:

@@ -11,9 +11,9 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -116,6 +116,17 @@ def _unconfirmed(error: Exception) -> NotLanded:
     return Unanswered(failed.fact, failed.next_step) if isinstance(failed, ConnectionFailed) else NotLanded(said(error))
 
 
+@dataclass(frozen=True, slots=True)
+class Upkept:
+    """What became of a commit of upkeep: its snapshot, or None where another commit touched the same files."""
+
+    snapshot: int | None
+    summary: Mapping[str, str] = field(default_factory=dict)
+    """Of that snapshot."""
+    sent: bool = True
+    """Whether the catalog was asked at all. What was, may land late: nothing of it may be deleted."""
+
+
 class _Fence:
     """Called by Iceberg when a change is put together, once in every attempt: checks what it is to be committed onto.
 
@@ -123,7 +134,7 @@ class _Fence:
     cleans up the attempt, even when that very attempt had landed and only its answer was lost.
     """
 
-    def __init__(self, check: Callable[[JavaObject], None]) -> None:
+    def __init__(self, check: Callable[[JavaObject], object]) -> None:
         self._check = check
         self.transaction: JavaObject = None
         self.error: Exception | None = None
@@ -382,19 +393,21 @@ class JavaTable:
         entries: Mapping[str, str],
         properties: Mapping[str, str],
         mark: Mark,
-        check: Callable[[Head], None],
+        check: Callable[[Head], object],
         *,
         patience: float,
         before_commit: Callable[[], None] = lambda: None,
+        also: Callable[[JavaObject], None] = lambda _: None,
     ) -> Landed | NotLanded:
         """Commit files, summary and mark in one step, under a fence evaluated in each attempt.
 
-        Commits of others that come first do not count as failures for `patience` seconds: the change is put together anew on theirs.
+        `also` is given the transaction first, and may change schema or partitioning in it. Commits of others that come first do
+        not count as failures for `patience` seconds: the change is put together anew on theirs.
         """
         remembered = {**properties, summary.mark_property(pipeline): mark.to_json()}
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
         try:
-            return self._attempts(fence, pipeline, files, entries, remembered, mark, patience, before_commit)
+            return self._attempts(fence, pipeline, files, entries, remembered, patience, before_commit, also)
         finally:
             fence.forget()
 
@@ -405,19 +418,20 @@ class JavaTable:
         files: Sequence[ClosedFile],
         entries: Mapping[str, str],
         remembered: Mapping[str, str],
-        mark: Mark,
         patience: float,
         before_commit: Callable[[], None],
+        also: Callable[[JavaObject], None],
     ) -> Landed | NotLanded:
         given_up = time.monotonic() + patience
         attempt = 0
         while True:
             attempt += 1
             try:
-                transaction = self._change(fence, files, entries, remembered)
+                transaction = self._change(fence, files, entries, remembered, also)
+                snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
                 before_commit()
                 self._swap(transaction)
-                return self._find(pipeline, mark, attempt)
+                return self._find(pipeline, snapshot, attempt)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 answer = fence.judge(error)
@@ -426,11 +440,17 @@ class JavaTable:
             time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
 
     def _change(
-        self, fence: _Fence, files: Sequence[ClosedFile], entries: Mapping[str, str], properties: Mapping[str, str]
+        self,
+        fence: _Fence,
+        files: Sequence[ClosedFile],
+        entries: Mapping[str, str],
+        properties: Mapping[str, str],
+        also: Callable[[JavaObject], None],
     ) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
         transaction = self.table.newTransaction()
         fence.transaction = transaction
+        also(transaction)
         update = self._snapshot_update(transaction, files)
         update.scanManifestsWith(self.gateway.at_once)
         update.validateWith(fence)
@@ -471,37 +491,58 @@ class JavaTable:
         a row delta will do: a concurrent compaction does not look at what a `replace` did, and would bring rows back.
         """
         described = self.gateway.mapper.readTree(json.dumps([*added, *removed]))
+
+        def change(transaction: JavaObject) -> JavaObject:
+            update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
+            update.validateDataFilesExist(self.gateway.read_list(files))
+            for number in range(len(added) + len(removed)):
+                file = self.gateway.file_parser.fromJson(described.get(number), self.table.specs())
+                (update.addDeletes if number < len(added) else update.removeDeletes)(file)
+            return update
+
+        return self.commit_upkeep(change, entries, patience=patience).snapshot
+
+    def commit_upkeep(self, change: Callable[[JavaObject], JavaObject], entries: Mapping[str, str], *, patience: float) -> Upkept:
+        """Commit a change that `change` makes of a transaction; it says by its validations when another commit touched the same files."""
         given_up = time.monotonic() + patience
-        snapshot: int | None = None
+        sent: dict[int, Mapping[str, str]] = {}
         while True:
             try:
                 transaction = self.table.newTransaction()
-                update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
-                update.validateDataFilesExist(self.gateway.read_list(files))
+                update = change(transaction)
                 update.scanManifestsWith(self.gateway.at_once)
-                for number in range(len(added) + len(removed)):
-                    file = self.gateway.file_parser.fromJson(described.get(number), self.table.specs())
-                    (update.addDeletes if number < len(added) else update.removeDeletes)(file)
                 for key, value in entries.items():
                     update.set(key, value)
                 update.commit()
-                snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
+                made = transaction.currentMetadata().currentSnapshot()
+                snapshot = int(made.snapshotId())
+                sent[snapshot] = self.gateway.read(made.summary())
                 self._swap(transaction)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
-                if java_class(error).endswith("ValidationException"):
-                    return None
+                # The second is how a row delta says that the snapshot it was planned at has expired, or was rolled back.
+                refused = java_class(error).endswith("ValidationException") or "is not an ancestor of" in said(error)
                 failed = translate(error)
-                conflict = java_class(error).endswith("CommitFailedException")
-                if not (conflict or isinstance(failed, ConnectionFailed)) or time.monotonic() >= given_up:
-                    raise failed from error
-                log.info("an upkeep commit was not confirmed; looking", table=self.name, error=failed.fact)
-                self.refresh()
-                if snapshot is not None and self.metadata().snapshot(snapshot) is not None:
-                    return snapshot
+                if not refused:
+                    conflict = java_class(error).endswith("CommitFailedException")
+                    if not (conflict or isinstance(failed, ConnectionFailed)) or time.monotonic() >= given_up:
+                        raise failed from error
+                    log.info("an upkeep commit was not confirmed; looking", table=self.name, error=failed.fact)
+                if (landed := self._any_of(sent)) is not None:
+                    return Upkept(landed, sent[landed])
+                if refused:
+                    return Upkept(None, sent=bool(sent))
             else:
-                return snapshot
+                return Upkept(snapshot, sent[snapshot])
             time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
+
+    def _any_of(self, snapshots: Collection[int]) -> int | None:
+        """Find out which of some snapshots the table has."""
+        if not snapshots:
+            return None
+        self.refresh()
+        metadata = self.metadata()
+        return next((snapshot for snapshot in snapshots if metadata.snapshot(snapshot) is not None), None)
 
     def _swap(self, transaction: JavaObject) -> None:
         """Send a change to the catalog, once: its compare-and-swap and nothing around it.
@@ -511,13 +552,10 @@ class JavaTable:
         """
         transaction.underlyingOps().commit(transaction.startMetadata(), transaction.currentMetadata())
 
-    def _find(self, pipeline: str, mark: Mark, attempt: int) -> Landed | NotLanded:
+    def _find(self, pipeline: str, snapshot: int, attempt: int) -> Landed | NotLanded:
         """Find our snapshot: by now the table's newest may already be somebody else's."""
-        ancestors = self.head(pipeline).ancestors
-        found = next((a for a in ancestors if a.epoch_id == mark.epoch_id and a.writer == mark.writer), None)
-        return (
-            Landed(found.snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
-        )
+        found = any(ancestor.snapshot == snapshot for ancestor in self.head(pipeline).ancestors)
+        return Landed(snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
 
     def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile]) -> JavaObject:
         """Choose the operation: an empty row delta would be an `overwrite`, so it is an append."""

@@ -1,15 +1,22 @@
-"""What there is to settle: data files that equality deletes may name rows of, found from metadata alone.
+"""What a settle decides: which files to look at, which rows a new delete names, in how many commits, what leaves with which.
 
 equality deletes of a snapshot ─▶ files older than one of them, in its partition, with keys in its range
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing
 from icefront.iceberg.statediff import Deletes, Facts
+
+if TYPE_CHECKING:
+    from icefront.kernels.datafiles import Mask
+    from icefront.kernels.vectors import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,18 @@ class Debt:
     files: tuple[Unsettled, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class NewDelete:
+    """Dead rows of one data file, written: a vector in a Puffin file, or a position-delete file of its own."""
+
+    of: Unsettled
+    path: str
+    size: int
+    count: int
+    offset: int | None = None
+    length: int | None = None
+
+
 def debt(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) -> Debt:
     """Find what is to be settled. Files that no equality delete can touch are left out."""
     equality = tuple(d for d in deletes if d.kind is DeleteKind.EQUALITY)
@@ -49,6 +68,45 @@ def debt(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) 
     every = Deletes(deletes, facts)
     found = (Unsettled(file, on) for files in data for file, on in every.on(files, every.places(files, range(len(files)))))
     return Debt(equality, tuple(sorted((u for u in found if u.equality), key=_place)))
+
+
+def parts(owed: Debt, limit: int) -> Iterator[Sequence[Unsettled]]:
+    """Cut the files into parts of so many bytes, of which each is one commit; the last one ends the equality deletes."""
+    part: list[Unsettled] = []
+    size = 0
+    for unsettled in owed.files:
+        if part and size + unsettled.bytes > limit:
+            yield part
+            part, size = [], 0
+        part.append(unsettled)
+        size += unsettled.bytes
+    yield part
+
+
+def dead(named: Mask, known: Mask, version: int) -> Positions:
+    """Return the rows that a new delete has to name, given those that equality deletes name, and those of its other deletes."""
+    if not (named & ~known).any():
+        return np.array([], np.int64)
+    # A vector stands for all deletes of its file; position deletes add up.
+    return np.flatnonzero(named | known) if version > 2 else np.flatnonzero(named & ~known)
+
+
+def replaced(new: Iterable[NewDelete]) -> list[DeleteEntry]:
+    """Name the deletes that a vector stands for from now on: the one before it, and position deletes of its file alone."""
+    return [
+        old
+        for delete in new
+        if delete.offset is not None
+        for old in delete.of.others
+        if old.kind is DeleteKind.VECTOR or old.referenced == delete.of.file.path
+    ]
+
+
+def dangling(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) -> list[DeleteEntry]:
+    """Find deletes that apply to no file any more."""
+    every = Deletes(deletes, facts)
+    used = {d.key for files in data for _, on in every.on(files, every.places(files, range(len(files)))) for d in on}
+    return [delete for delete in deletes if delete.key not in used]
 
 
 def _place(unsettled: Unsettled) -> tuple[int, str, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyiceberg.types import PrimitiveType
 
+from icefront.iceberg import kinship
 from icefront.iceberg.bounds import Ranges, may_meet, ranges
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Ids, Listing, Read, Ref
 from icefront.iceberg.manifests import Partition
@@ -30,6 +31,8 @@ class FileChange:
     file: DataEntry
     before: tuple[DeleteEntry, ...] | None
     after: tuple[DeleteEntry, ...] | None
+    kin: int = 0
+    """Of a rewrite: files that were probably rewritten into one another have the same number."""
 
     @property
     def bytes(self) -> int:
@@ -76,8 +79,13 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     ids = before.ids | after.ids
     left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
     left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in (left, came))
-    changes = [FileChange(f, on, None) for files in left for f, on in before.on(files, _without(files, came_paths))]
-    changes += [FileChange(f, None, on) for files in came for f, on in after.on(files, _without(files, left_paths))]
+    kin = _kin((gone, left_paths - came_paths), (come, came_paths - left_paths), read, facts)
+    changes = [
+        FileChange(f, on, None, kin.get(f.path, 0)) for files in left for f, on in before.on(files, _without(files, came_paths))
+    ]
+    changes += [
+        FileChange(f, None, on, kin.get(f.path, 0)) for files in came for f, on in after.on(files, _without(files, left_paths))
+    ]
     if changed:
         touching = Deletes(changed, facts)
         kept = [(files, touching.places(files, _within(files, left_paths))) for files in came]
@@ -89,6 +97,21 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
                 if _keys(on_before) != _keys(on_after):
                     changes.append(FileChange(file, on_before, on_after))
     return changes
+
+
+def _kin(
+    left: tuple[Sequence[Ref], set[str]], came: tuple[Sequence[Ref], set[str]], read: Read, facts: Facts
+) -> Mapping[str, int]:
+    """Find out which of the files that left were rewritten into which of those that came."""
+    pairs = len(left[1]) * len(came[1])
+    if not 1 < pairs <= kinship.PAIRS:
+        return {}
+    ids = frozenset(sorted(facts.types)[: kinship.COLUMNS])
+    sides = (
+        kinship.Side.of((e.data for e in read(_of_data(manifests), ids) if e.data is not None), paths, facts.types)
+        for manifests, paths in (left, came)
+    )
+    return kinship.kin(*sides)
 
 
 _NO_IDS: Ids = frozenset()

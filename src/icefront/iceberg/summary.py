@@ -17,6 +17,7 @@ FRONTIER = "icefront.frontier"
 POSITION = "icefront.position"
 WRITER = "icefront.writer"
 CLAIM = "icefront.claim"
+CHANGE = "icefront.change"
 COUNT = "icefront.changes."
 UPKEEP = "icefront.upkeep"
 
@@ -27,6 +28,11 @@ def mark_property(pipeline: str) -> str:
 
 def of_claim(mark: Mark) -> dict[str, str]:
     return {**_of_mark(mark), CLAIM: "true"}
+
+
+def of_change(mark: Mark, what: str) -> dict[str, str]:
+    """Say what the owner changed in the same commit in which it claimed the table once more."""
+    return {**of_claim(mark), CHANGE: what}
 
 
 def of_epoch(mark: Mark, staged: Staged) -> dict[str, str]:
@@ -60,4 +66,5 @@ def ancestor(snapshot: int, summary: Mapping[str, str]) -> Ancestor:
         frontier=Timestamp.parse(summary[FRONTIER]),
         writer=Writer.parse(summary[WRITER]),
         adds_files=adds_files,
+        claims=CLAIM in summary,
     )

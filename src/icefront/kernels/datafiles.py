@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import ArrowAccessor, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.io.pyarrow import ArrowAccessor, PyArrowFileIO, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, visit_with_partner
 from pyiceberg.table.name_mapping import NameMapping
 
@@ -27,11 +27,24 @@ from icefront.iceberg.statediff import FileChange
 from icefront.kernels import vectors
 from icefront.kernels.codes import encode, plain
 from icefront.kernels.projection import Projector
+from icefront.kernels.vectors import Positions
 
-BATCH_ROWS = 128 * 1024
+BATCH_ROWS, WINDOW_ROWS = 128 * 1024, 512 * 1024
+PAGE_ROWS = 20_000
+"""Of how many rows most writers make a page at most."""
 LEFT, CAME = 0, 1
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+_PLAIN = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal128,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_string,
+    pa.types.is_binary,
+)
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,13 @@ class Files:
     def rows(self, file: DataEntry, schema: Schema, wanted: Mask | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, each with the position of the first row that it was made of.
 
-        With `wanted` they have only those rows, and row groups without one are not read.
+        With `wanted` they have only those rows, and row groups without one are not read; in files of this machine no pages either.
         """
         with self._opened(file.path) as parquet:
             projection = self._projection(parquet, schema, self._known(file, schema))
+            if wanted is not None and (path := _local(file.path)) and projection.skips(parquet.schema_arrow):
+                yield from projection.some(path, parquet.schema_arrow, wanted)
+                return
             start = 0
             for group in range(parquet.num_row_groups):
                 end = start + parquet.metadata.row_group(group).num_rows
@@ -186,6 +202,19 @@ class _Projection:
                 yield start, self.projected(batch.filter(pa.array(here)))
             start += batch.num_rows
 
+    def skips(self, file: pa.Schema) -> bool:
+        """Say whether polars reads what such a file holds as it is."""
+        return bool(self.written.fields) and all(any(same(kind) for same in _PLAIN) for kind in file.types)
+
+    def some(self, path: str, file: pa.Schema, wanted: Mask) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read some rows: unlike pyarrow, polars passes over pages that hold none of them."""
+        kinds = pa.schema([file.field(f.name) for f in self.written.fields])
+        frame = pl.scan_parquet(path, glob=False).select(kinds.names)
+        for start, end in _windows(np.flatnonzero(wanted)):
+            read = frame.slice(start, end - start).collect().filter(pl.Series(wanted[start:end]))
+            for batch in read.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(kinds).combine_chunks().to_batches():
+                yield start, self.projected(batch)
+
     def projected(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         visitor = Projector(
             self.written,
@@ -196,6 +225,21 @@ class _Projection:
         made: Any = visit_with_partner(self.schema, batch, visitor, ArrowAccessor(self.written))
         # A column that the file has keeps its kind of string or list, one that is filled in has another: rows must be alike.
         return pa.RecordBatch.from_struct_array(made).cast(self.arrow)
+
+
+def _windows(places: Positions) -> Iterator[tuple[int, int]]:
+    """Return where to read rows at some places: from one to the next as long as it is not far, and not too many at once."""
+    while len(places):
+        far = np.flatnonzero((np.diff(places) > PAGE_ROWS) | (places[1:] - places[0] >= WINDOW_ROWS))
+        count = int(far[0]) + 1 if len(far) else len(places)
+        yield int(places[0]), int(places[count - 1]) + 1
+        places = places[count:]
+
+
+def _local(path: str) -> str | None:
+    """Return the path of a file of this machine."""
+    scheme, _, local = PyArrowFileIO.parse_location(path)
+    return local if scheme == "file" else None
 
 
 def project(rows: pa.Table, written: Schema, schema: Schema) -> pa.Table:

@@ -72,7 +72,7 @@ def measure(footer: pq.FileMetaData, collect: Plan) -> Metrics:
     """Sum up a closed file's row groups."""
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     metrics = Metrics(split_offsets=tuple(sorted(_offset(group.column(0)) for group in groups)))
-    for i in range(footer.num_columns):
+    for i in range(footer.num_columns if groups else 0):
         chunks = [group.column(i) for group in groups]
         collector = collect[chunks[0].path_in_schema]
         _measure_column(metrics, collector, chunks)

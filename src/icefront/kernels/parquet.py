@@ -14,7 +14,7 @@ import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 from urllib.parse import quote
@@ -237,9 +237,24 @@ class IcebergEpochWriter:
                     yield from files.add(self._rows(table, files.shape))
             for files in with_files:
                 yield from files.finish()
+            data, *deletes = with_files
+            if deletes and not data.partitions:
+                yield from self._anchor(deletes[0], task)
         finally:
             for files in with_files:
                 files.abandon()
+
+    def _anchor(self, deletes: _Files, task: _Task) -> Iterator[ClosedFile]:
+        """Write a data file without rows beside deletes that come alone.
+
+        A compaction that was planned before and rewrites all older files drops deletes that are older than all other data
+        (Iceberg 1.12): the rows would be back in its new files. This one is as old as they are, and keeps them.
+        """
+        for partition in deletes.partitions[:1]:
+            shape = replace(_Shape.data(self.layout), spec_id=deletes.shape.spec_id)
+            beside = _Growing(shape, partition, task)
+            beside.open(shape.arrow.empty_table())
+            yield from beside.close()
 
     def _rows(self, changes: pa.Table, shape: _Shape) -> pa.Table:
         if shape.kind is FileKind.EQUALITY_DELETES:
@@ -291,11 +306,16 @@ class _Files:
         self._task = task
         self._growing: OrderedDict[tuple[Any, ...], _Growing] = OrderedDict()  # least recently used first
         self._gathered = 0
+        self.partitions: list[Partition] = []
+        """Those that got rows."""
 
     def add(self, rows: pa.Table) -> Iterator[ClosedFile]:
         for partition, part in self.shape.partitioner.split(rows):
+            if not part.num_rows:
+                continue
             file = self._growing.get(partition.values)
             if file is None:
+                self.partitions.append(partition)
                 file = self._growing[partition.values] = _Growing(self.shape, partition, self._task)
             self._growing.move_to_end(partition.values)
             self._gathered -= file.gathered
@@ -359,12 +379,12 @@ class _Growing:
         if not self._rows:
             return
         group = pa.concat_tables(self._tables)
-        writer = self._writer or self._open(group)
+        writer = self._writer or self.open(group)
         writer.write_table(group, row_group_size=self._shape.format.group_rows)
         self._count_nans(group)
         self._tables, self._rows, self.gathered = [], 0, 0
 
-    def _open(self, first: pa.Table) -> pq.ParquetWriter:
+    def open(self, first: pa.Table) -> pq.ParquetWriter:
         self._path = self._task.new_path(self._shape.kind, self._partition)
         self._stream = self._task.io.new_output(self._path).create(overwrite=False)
         repeating = [path for path in self._shape.plan if path not in first.column_names or _repeats(first[path])]

@@ -20,7 +20,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -57,6 +57,7 @@ class Kind(StrEnum):
     GAP = "gap"  # an epoch does not begin where the one before it ended
     EPOCH_TWICE = "epoch-twice"  # two snapshots publish the same epoch
     CLAIM = "claim"  # a claim changed something
+    WRITER = "writer"  # a writer that does not own the table published an epoch or changed the table
     MARK = "mark"  # the mark is not where the branch is
     RELEASED = "released"  # the source was released above the frontier
     UNREADABLE = "unreadable"  # the table cannot be read any more
@@ -111,6 +112,8 @@ class _Passed:
 
     frontier: At = (0, 0)
     foreign: frozenset[int] = frozenset()
+    owner: str = ""
+    """The writer of the last claim; nobody where that was before the first look."""
 
 
 @dataclass(slots=True)
@@ -200,13 +203,17 @@ class Checker:
             frozenset(map(int, filter(None, said.get(name, "").split(",")))) for name in (FOREIGN_ROWS, FOREIGN_REMOVED)
         )
         if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
-            passed = self._passed[snapshot.snapshot_id] = _Passed(before.frontier, (before.foreign | appended) - removed)
+            passed = replace(before, foreign=(before.foreign | appended) - removed)
+            self._passed[snapshot.snapshot_id] = passed
             if "icefront.upkeep" in said:
                 # Ours too, and it must change no row.
                 yield from self._rows_at(table, snapshot, _print(passed.frontier), passed.foreign)
             return
-        frontier = _at(said["icefront.frontier"])
-        self._passed[snapshot.snapshot_id] = _Passed(frontier, before.foreign)
+        frontier, writer = _at(said["icefront.frontier"]), said["icefront.writer"]
+        claims = "icefront.claim" in said and "icefront.change" not in said
+        self._passed[snapshot.snapshot_id] = replace(before, frontier=frontier, owner=writer if claims else before.owner)
+        if not claims and writer != before.owner and before.owner:
+            yield Violation(Kind.WRITER, where, f"the owner {before.owner}", writer)
         if frontier < before.frontier:
             yield Violation(Kind.BACK, where, f"a frontier of at least {_print(before.frontier)}", _print(frontier))
         if "icefront.claim" in said:

@@ -67,6 +67,7 @@ tables:
     columns: {id: bigint, customer_id: bigint, amount: "decimal(12,2)", created_at: timestamptz}
     sink: {iceberg: {table: lake.shop.orders, partition_by: ["month(created_at)"]}}
 epochs: {every: resolved}
+upkeep: off
 """
 
 

@@ -52,6 +52,12 @@ OF_UPKEEP: Mapping[str, str] = {
     "settle.before": "a settle is planned, nothing of it is written",
     "settle.before-commit": "new deletes are written, and are about to be committed",
     "settle.after": "the settle was committed",
+    "compact.before": "a compaction is planned, nothing of the next groups is written",
+    "compact.before-commit": "new files are written, and are about to be committed",
+    "compact.after": "groups of a compaction were committed",
+    "expire.before": "no snapshot is gone yet",
+    "expire.before-delete": "snapshots are gone, the files that only they had are still there",
+    "expire.after": "files that nobody needs were deleted",
 }
 FAILPOINTS = {**OF_A_RUN, **OF_UPKEEP}
 ACTIONS = ("kill", "pause", "raise", "delay:S")

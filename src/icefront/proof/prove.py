@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import Any, Protocol
 
 from icefront.proof.checker import Violation, by_datafusion, second_engine
@@ -65,6 +66,7 @@ class Report:
     engines: list[str] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
+    uri: str | None = None
 
     @property
     def missing(self) -> Sequence[str]:
@@ -73,7 +75,7 @@ class Report:
 
     @property
     def command(self) -> str:
-        where = " --catalog rest --uri …" if self.catalog == "rest" else ""
+        where = f" --catalog rest --uri {quote(self.uri)}" if self.uri else ""
         return f"icefront prove --minutes {self.minutes:g} --seed {self.seed}{where}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class Prove:
         kinds = {fault.name: fault.about for fault in (FIRST, *LIVES.values(), *BLOWS.values())}
         if uri is not None:
             kinds |= {name: _about(name) for name in RANDOM_FAULTS}
-        self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds)
+        self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds, uri=uri)
 
     def __call__(self) -> Report:
         """Go on until the time is up and every kind was struck, or something is wrong, or Ctrl-C."""

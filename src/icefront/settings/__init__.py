@@ -14,14 +14,17 @@ from icefront.settings.pipeline import (
 )
 from icefront.settings.project import Catalog, Changefeed, IcebergSource, Project, Source, Spark
 from icefront.settings.secrets import Secret, reveal
+from icefront.settings.upkeep import Compact, Expire, Settle, Upkeep
 from icefront.settings.values import Duration, PartitionBy, Size
 
 __all__ = [
     "Catalog",
     "Changefeed",
     "Commit",
+    "Compact",
     "Duration",
     "Epochs",
+    "Expire",
     "IcebergSink",
     "IcebergSource",
     "PartitionBy",
@@ -29,12 +32,14 @@ __all__ = [
     "Project",
     "SchemaPolicy",
     "Secret",
+    "Settle",
     "Sink",
     "Size",
     "Source",
     "Spark",
     "TableSettings",
     "Target",
+    "Upkeep",
     "Write",
     "find_project",
     "load_pipeline",

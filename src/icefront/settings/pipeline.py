@@ -18,6 +18,7 @@ from icefront.iceberg.types import parse_type, print_type
 from icefront.settings.part import Bool, Found, Int, Part, Properties, config_error
 from icefront.settings.problems import Loc, Problem, closest, describe, failure, unavailable
 from icefront.settings.project import Kinds, Project, Source
+from icefront.settings.upkeep import Upkeep, Wanted
 from icefront.settings.values import TABLE_PLACEHOLDER, Duration, PartitionBy, Size, check_name, check_table_name
 
 Mode = Literal["upsert", "append"]
@@ -280,12 +281,6 @@ def _no_reject(value: Any) -> Any:
     return value
 
 
-def _no_conditions(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        raise unavailable("a mapping of conditions", "write upkeep: auto or upkeep: off")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """One source table's way into one target, with everything that was said about it."""
@@ -372,8 +367,9 @@ class PipelineSettings(Part):
     bad_rows: Annotated[Literal["stop"], BeforeValidator(_no_reject)] = Field(
         default="stop", description="A record that cannot be decoded stops the pipeline, naming its place."
     )
-    upkeep: Annotated[Literal["auto", "off"], BeforeValidator(_no_conditions)] = Field(
-        default="auto", description="Upkeep after publishing: `auto` or `off`. Nothing acts on it in this version."
+    upkeep: Wanted = Field(
+        default_factory=Upkeep,
+        description="What keeps targets fast to read, after publishing: `auto`, `off`, or conditions of your own.",
     )
 
     @classmethod

@@ -29,7 +29,8 @@ from icefront.settings.pipeline import (
 )
 from icefront.settings.project import Catalog, Changefeed, IcebergSource, Project, Source, Spark, Start
 from icefront.settings.secrets import Secret
-from icefront.settings.values import Duration, PartitionBy, Size
+from icefront.settings.upkeep import Compact, Expire, Settle, Upkeep
+from icefront.settings.values import Duration, Hours, PartitionBy, Share, Size
 
 PROJECT_EXAMPLE = """\
 catalogs:
@@ -55,7 +56,7 @@ epochs: {every: 10s, max_changes: 2000000, in_flight: 3, heartbeat: 5m}
 commit: {retries: 5, patience: 60s}
 schema: {add_column: evolve, widen_type: evolve, rename_column: evolve, drop_column: keep, other: stop}
 bad_rows: stop
-upkeep: auto
+upkeep: auto                                 # or off, or {settle: {files: 10}, compact: off, expire: {keep: 1d}, quiet_hours: ["08:00-18:00"]}
 """
 TABLES_EXAMPLE = """\
 pipeline: shop
@@ -88,6 +89,10 @@ _SECTIONS: dict[str, tuple[tuple[str, type[Part]], ...]] = {
         ("epochs", Epochs),
         ("commit", Commit),
         ("schema", SchemaPolicy),
+        ("upkeep", Upkeep),
+        ("upkeep.settle", Settle),
+        ("upkeep.compact", Compact),
+        ("upkeep.expire", Expire),
     ),
 }
 _EXAMPLES = {"icefront.yaml": (PROJECT_EXAMPLE,), "The pipeline file": (PIPELINE_EXAMPLE, TABLES_EXAMPLE)}
@@ -99,6 +104,13 @@ _WORDS: dict[Any, str] = {
     Duration: "duration",
     Size: "size",
     PartitionBy: "partition field",
+    Share: "share",
+    Hours: "stretch of hours",
+    float: "number",
+    Upkeep: "`auto`, `off` or mapping",
+    Settle: "`auto`, `off` or mapping",
+    Compact: "`auto`, `off` or mapping",
+    Expire: "`auto`, `off` or mapping",
     IcebergType: "type",
     Secret: "secret",
     Start: "`initial`, `latest` or mapping",
@@ -106,6 +118,10 @@ _WORDS: dict[Any, str] = {
 _DEFAULTS: dict[tuple[str, type[Part]], str] = {
     ("catalogs", Project): "`lake: {type: sqlite, path: .icefront}`",
     ("state", Project): "`.icefront/state.db`",
+    ("upkeep", PipelineSettings): "`auto`",
+    ("settle", Upkeep): "`auto`",
+    ("compact", Upkeep): "`auto`",
+    ("expire", Upkeep): "`auto`",
 }
 
 _INTRODUCTION = """\
@@ -124,13 +140,15 @@ repository or of the file system. Without one, its defaults hold, relative to th
 | duration | a number and a unit: `500ms`, `10s`, `5m`, `2h`, `1d` (also `us`, `ns`) |
 | size | a number and a unit: `64MB`, `128MiB`, `1GiB` |
 | type | an Iceberg type: `boolean`, `int`, `long`, `float`, `double`, `decimal(p,s)`, `date`, `time`, `timestamp`, `timestamptz`, `timestamp_ns`, `timestamptz_ns`, `string`, `uuid`, `binary`, `fixed[n]`, `list<…>`, `map<…, …>`, `struct<name: …>`; or SQL's name for one: `bigint`, `integer`, `smallint`, `numeric(p,s)`, `text`, `varchar(n)`, `jsonb`, `bytes`, `double precision`, … |
+| share | a percentage or a number: `30%`, `0.3` |
+| stretch of hours | from and until, in UTC: `22:00-06:00` |
 | partition field | `region`, `day(ts)`, `year(ts)`, `month(ts)`, `hour(ts)`, `bucket(16, id)`, `truncate(4, name)` |
 | secret | `${env:NAME}` or `${file:path}`, never the secret itself. Filled in when the file is read, printed as `***`. Both may stand in any text; `$${` means `${` |
 
 ## Known, but not available in this version
 
-`source.kafka`, `sink.kafka`, `sink.opensearch`, `write.publish: settled`, `bad_rows: {reject: …}`, `upkeep: {…}` with
-conditions of its own, and `state: postgresql://…` are refused with exactly these words and their place in the file.
+`source.kafka`, `sink.kafka`, `sink.opensearch`, `write.publish: settled`, `bad_rows: {reject: …}`, and
+`state: postgresql://…` are refused with exactly these words and their place in the file.
 
 ## In Python
 
@@ -185,6 +203,8 @@ def _tidy(node: Any) -> Any:
             tidy["default"] = str(Duration(amount))
         case {"bytes": amount}:
             tidy["default"] = str(Size(amount))
+        case {"part": part}:
+            tidy["default"] = str(Share(part))
     if isinstance(options := tidy.get("anyOf"), list):
         options = [option for option in options if option != {"type": "null"}]
         if len(options) == 1:
@@ -246,7 +266,11 @@ def _words(annotation: Any) -> str:
     if origin in {Union, types.UnionType}:
         return " or ".join(_words(a) for a in arguments)
     if origin is tuple:
-        return {Sink: "mapping, or a list of them", str: "list of names"}.get(arguments[0], f"list of {_words(arguments[0])}s")
+        return {
+            Sink: "mapping, or a list of them",
+            str: "list of names",
+            Hours: "list of stretches of hours",
+        }.get(arguments[0], f"list of {_words(arguments[0])}s")
     if hasattr(annotation, "__metadata__"):
         return _words(arguments[0])
     return "mapping"

@@ -1,4 +1,4 @@
-"""Values that settings are made of: durations, sizes, partition fields, table names."""
+"""Values that settings are made of: durations, sizes, shares, hours, partition fields, table names."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ _SIZE_UNITS = {
 _SPOKEN_SIZES = {unit.lower(): unit for unit in _SIZE_UNITS}
 _QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-zµ]*)")
 _MOST = 2**63 - 1
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
+_HOURS = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})")
+_DAY = 24 * 60
 
 
 class _Written:
@@ -135,6 +138,89 @@ class Size(_Written):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([kKmMgGtT][iI]?)?[bB]$|\$\{"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Share(_Written):
+    """A part of a whole: ``30%``, or the number 0.3."""
+
+    part: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        match = _PERCENT.fullmatch(text.strip())
+        return cls._checked(float(match[1]) / 100 if match else None, text)
+
+    @classmethod
+    def accept(cls, value: object) -> Self:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return cls._checked(float(value), value)
+        return super(Share, cls).accept(value)
+
+    @classmethod
+    def _checked(cls, part: float | None, written: object) -> Self:
+        if part is None:
+            raise Problem(f"expected a share, got {describe(written)}", cls._example())
+        if not 0 < part <= 1:
+            raise Problem(f"{describe(written)} is no share: it must be above 0 and at most 1", cls._example())
+        return cls(part)
+
+    @classmethod
+    def _expected(cls) -> str:
+        return "a share"
+
+    @classmethod
+    def _example(cls) -> str:
+        return "write e.g. 30% or 0.3"
+
+    def __str__(self) -> str:
+        return f"{self.part * 100:.9g}%"
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?\s*%$|\$\{"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hours(_Written):
+    """A stretch of every day, UTC, in minutes after midnight: ``22:00-06:00``."""
+
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        match = _HOURS.fullmatch(text.strip())
+        if match is None:
+            raise Problem(f"expected hours, got {describe(text)}", cls._example())
+        hours, minutes = [int(match[1]), int(match[3])], [int(match[2]), int(match[4])]
+        begin, end = (60 * hour + minute for hour, minute in zip(hours, minutes, strict=True))
+        if max(minutes) > 59 or begin >= _DAY or end > _DAY:
+            raise Problem(f"{describe(text)} has a time that no day has", cls._example())
+        if begin == end % _DAY:
+            raise Problem(f"{describe(text)} begins and ends at the same time", cls._example())
+        return cls(begin, end % _DAY)
+
+    @classmethod
+    def _expected(cls) -> str:
+        return "hours"
+
+    @classmethod
+    def _example(cls) -> str:
+        return 'write e.g. "22:00-06:00", in UTC'
+
+    @property
+    def minutes(self) -> frozenset[int]:
+        """The minutes of a day that lie in it."""
+        length = (self.end - self.begin) % _DAY
+        return frozenset((self.begin + minute) % _DAY for minute in range(length))
+
+    def __str__(self) -> str:
+        return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in (self.begin, self.end))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": r"^[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}$|\$\{"}
 
 
 def _quantity(text: str, units: dict[str, int], unit_named: Callable[[str], str], what: str, example: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, FencedOut, NotOurs, SchemaRefused, Stopped
+from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
 from icefront.core.files import ClosedFile, Staged
 from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
@@ -36,9 +36,10 @@ from icefront.core.protocol import (
     claiming,
     fence,
     publishing,
+    renewal,
 )
 from icefront.iceberg import evolution, summary
-from icefront.iceberg.java import Gateway, JavaObject, JavaTable, Unanswered
+from icefront.iceberg.java import Gateway, JavaObject, JavaTable, Unanswered, call
 from icefront.iceberg.partitions import PartitionField
 from icefront.kernels.net import check_keys
 from icefront.kernels.parquet import IcebergEpochWriter, TableLayout, check_format
@@ -129,49 +130,42 @@ class IcebergSink:
         self._check_fitness()
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
-        """Change the schema until no wish is left open; our own publishes may come between, and win."""
-        table = self._live()
-        for _ in self._attempts("the schema"):
-            changes = self._plan(wishes)
-            if not changes:
-                return
-            self._check_owner()
+        """Change the schema until no wish is left open."""
+        what = "schema"
+
+        def evolve(transaction: JavaObject) -> None:
+            schema = self._parse(transaction.table().schema())
+            changes = self._plan(schema, wishes)
             # Renames first and by themselves: the rest is united by name.
             renames = [c for c in changes if isinstance(c, evolution.Rename)]
-            update = table.table.updateSchema()
+            update = transaction.updateSchema()
             for rename in renames:
                 update.renameColumn(rename.old, rename.new)
             if not renames:
-                union = evolution.union_schema(self._schema(), changes)
+                union = evolution.union_schema(schema, changes)
                 update.unionByNameWith(self._gateway.schema_parser.fromJson(union.model_dump_json()))
-            failpoint("schema.before")
-            if table.commits(update.commit):
-                failpoint("schema.after")
-                log.info("evolved schema", table=self.target, changes=[str(c) for c in renames or changes])
+            update.commit()
 
-    def _plan(self, wishes: Sequence[Wish]) -> list[evolution.Change]:
+        self._alter(what, lambda: self._plan(self._schema(), wishes), evolve)
+
+    def _plan(self, schema: Schema, wishes: Sequence[Wish]) -> list[evolution.Change]:
         wanted = self._wanted
-        return evolution.plan(self._schema(), wishes, wanted.policy, dict(wanted.columns), self.target)
-
-    def _check_owner(self) -> None:
-        """Refuse a schema change by a writer that was overtaken; unlike in a publish, others may still come between."""
-        mark = self._live().head(self._wanted.pipeline).mark
-        if mark is not None and self._writer is not None and mark.writer != self._writer:
-            raise FencedOut.by(mark.writer, self.target, self._writer)
+        return evolution.plan(schema, wishes, wanted.policy, dict(wanted.columns), self.target)
 
     def _align_partitioning(self) -> None:
         """Give the table the declared partitioning, and an unpartitioned spec in its history."""
-        table = self._live()
+        what = "partitioning"
         wanted = self._wanted.partition_by
         fields = self._current_fields() if wanted is None else tuple(wanted)
         self._check_partition_columns(self._schema().column_names)
-        for _ in self._attempts("the partitioning"):
-            if self._unpartitioned_spec() is not None and fields == self._current_fields():
-                return
-            self._check_owner()
-            # In one transaction, or the table would be unpartitioned for a moment.
-            transaction = table.table.newTransaction()
-            if current := self._spec().fields:
+
+        def left() -> list[str]:
+            aligned = self._unpartitioned_spec() is not None and fields == self._current_fields()
+            return [] if aligned else [f"partition by {', '.join(map(str, fields)) or 'nothing'}"]
+
+        def align(transaction: JavaObject) -> None:
+            current = PartitionSpec.model_validate_json(self._gateway.spec_parser.toJson(transaction.table().spec())).fields
+            if current:
                 remover = transaction.updateSpec()
                 for partition_field in current:
                     remover.removeField(partition_field.name)
@@ -180,10 +174,8 @@ class IcebergSink:
                 adder = transaction.updateSpec()
                 self._adder(fields)(adder)
                 adder.commit()
-            failpoint("partitioning.before")
-            if table.commits(transaction.commitTransaction):
-                failpoint("partitioning.after")
-                log.info("changed partitioning", table=self.target, partition_by=[str(f) for f in fields])
+
+        self._alter(what, left, align)
 
     def _check_partition_columns(self, columns: Sequence[str]) -> None:
         missing = [f for f in self._wanted.partition_by or () if f.column not in columns]
@@ -193,16 +185,44 @@ class IcebergSink:
                 "correct `partition_by`, or declare the column",
             )
 
-    def _attempts(self, what: str) -> Iterator[int]:
-        """Count attempts at a change that other commits may come before, with back-off; each begins with what the table is now."""
+    def _alter(self, what: str, left: Callable[[], Sequence[object]], do: Callable[[JavaObject], None]) -> None:
+        """Change schema or partitioning until nothing is left to do; each attempt begins with what the table is then.
+
+        Others' commits may come between and win, our own publishes among them. An answer that was lost is not missed: what
+        landed is not left to do.
+        """
         attempts = 2 * self._wanted.retries + 2
+        why, next_step = "", None
         for attempt in range(attempts):
             if attempt > 1:
                 self._back_off(attempt)
-            self._refresh()
-            yield attempt
-        raise self._live().trouble or CommitUncertain(
-            f"{what} of {self.target} could not be changed in {attempts} attempts: others kept committing", "run it again"
+            head = self._look()
+            if not (changes := left()):
+                return
+            match self._renew(head, what, do):
+                case Landed():
+                    failpoint(f"{what}.after")
+                    log.info("changed the table", table=self.target, what=what, changes=[str(change) for change in changes])
+                case NotLanded(why=why) as answer:
+                    next_step = answer.next_step if isinstance(answer, Unanswered) else None
+        fact = f"the {what} of {self.target} could not be changed in {attempts} attempts; the last said: {why}"
+        raise ConnectionFailed(fact, next_step) if next_step else CommitUncertain(fact, "run it again")
+
+    def _renew(self, head: Head, what: str, do: Callable[[JavaObject], None]) -> Landed | NotLanded:
+        """Claim once more what is ours, and change the table in the same step: so the fence decides about that, too."""
+        assert self._writer is not None, "only the owner changes a table"
+        claim = renewal(head, self._wanted.pipeline, self.target, self._writer)
+        mark = claim.mark()
+        return self._live().commit_fenced(
+            self._wanted.pipeline,
+            (),
+            summary.of_change(mark, what),
+            {},
+            mark,
+            lambda onto: fence(onto, claim),
+            patience=0,  # what is to be done is found out anew when others came first
+            before_commit=lambda: failpoint(f"{what}.before"),
+            also=lambda transaction: call(lambda: do(transaction)),
         )
 
     def _back_off(self, attempt: int) -> None:
@@ -219,7 +239,7 @@ class IcebergSink:
         """Refuse a table that could not be written as it is, before anything in it is changed."""
         self._check_version()
         self._layout()
-        self._plan(())
+        self._plan(self._schema(), ())
         self._check_partition_columns(self._schema().column_names)
 
     def _check_version(self) -> None:
@@ -335,6 +355,10 @@ class IcebergSink:
         # Only now: a table that turns out not to be ours is left as it is.
         self._align_partitioning()
         return mark
+
+    def go_on_as(self, writer: Writer) -> None:
+        """Go on as a writer that has claimed the table before, through another sink."""
+        self._writer = writer
 
     def writer(self, epoch: Epoch, *, fresh: bool) -> EpochWriter:
         return IcebergEpochWriter(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, reduce
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from icefront.iceberg.lineage import rewrites
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels.casts import recast
 from icefront.kernels.changelog import CHANGE_TYPE, Diff, cancel, changes, rest
-from icefront.kernels.datafiles import LEFT, Files, Layout, project
+from icefront.kernels.datafiles import BATCH_ROWS, LEFT, Files, Layout, project
 from icefront.spark import exchange, lineage
 from icefront.spark.exchange import BLOBS, Spread, handed_out, met, work
 from icefront.spark.session import for_jobs, ship_package
@@ -38,7 +39,8 @@ from icefront.spark.staged import Staged, scans
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTITION_BYTES = 64 * 1024 * 1024
+PARTITION_BYTES, TASK_BYTES = 64 * 1024 * 1024, 4 * 1024 * 1024
+"""What a task reads at most, and what is worth a task of its own."""
 ORDINAL, SNAPSHOT, TIMESTAMP = "_change_ordinal", "_commit_snapshot_id", "_commit_timestamp"
 OUTPUT = (
     StructField(CHANGE_TYPE, StringType(), nullable=False),
@@ -116,10 +118,10 @@ def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[F
     traced = {i: found for i, found in meeting.items() if i in plan.lineage and (plan.by_row_id or rewrites(found))}
     by_values = {i: found for i, found in meeting.items() if i not in traced}
     if reading := _reading(spark, plan, by_values):
-        spread = _spread(spark, by_values, _packed(by_values))
+        spread = _spread(spark, by_values, _packed(by_values, _width(spark)))
         blobs = reduce(DataFrame.union, (frame.mapInArrow(_Scatter(plan, rows, spread), BLOBS) for frame, rows in reading))
         results.append(blobs.repartitionById(spread.width, "partition").mapInArrow(_Gather(plan), plan.output))
-    if items := _packed(traced):
+    if items := _packed(traced, _width(spark)):
         spread = _spread(spark, traced, items)
         blobs = lineage.residue(session, plan, traced, items, spread)
         if plan.by_row_id:
@@ -149,26 +151,33 @@ def _reading(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileC
     found: list[tuple[DataFrame, Rows]] = [
         (frame, Staged(plan.layout, schema_id)) for schema_id, frame in scans(spark, plan.table, plan.layout, steps, schemas)
     ]
-    if items := _packed(steps):
+    if items := _packed(steps, _width(spark)):
         found.append((handed_out(for_jobs(spark), items), _Own(plan)))
     return found
 
 
 def _spread(spark: SparkSession, steps: Mapping[int, Sequence[FileChange]], items: Sequence[Sequence[Item]]) -> Spread:
     sizes = {ordinal: sum(change.bytes for change in found) for ordinal, found in steps.items()}
-    return exchange.spread(sizes, PARTITION_BYTES, min(spark.sparkContext.defaultParallelism, len(items)))
+    return exchange.spread(sizes, PARTITION_BYTES, min(_width(spark), len(items)))
 
 
-def _packed(steps: Mapping[int, Sequence[FileChange]]) -> list[list[Item]]:
+def _width(spark: SparkSession) -> int:
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _packed(steps: Mapping[int, Sequence[FileChange]], parallelism: int) -> list[list[Item]]:
     """Pack what we read ourselves into tasks by its bytes, keeping file changes of one step together."""
+    own = {ordinal: [c for c in found if not c.is_foreign] for ordinal, found in steps.items()}
+    share = sum(change.bytes for found in own.values() for change in found) // max(1, parallelism)
+    limit = min(max(share, TASK_BYTES), PARTITION_BYTES)
     tasks: list[list[Item]] = []
     room = 0
-    for ordinal, found in steps.items():
-        for part in _parts([c for c in found if not c.is_foreign]):
+    for ordinal, found in own.items():
+        for part in _parts(found):
             size = sum(change.bytes for change in part)
-            if not tasks or size > room:
+            if not tasks or size > room + limit // 8:
                 tasks.append([])
-                room = PARTITION_BYTES
+                room = limit
             room -= size
             if not tasks[-1] or tasks[-1][-1][0] != ordinal:
                 tasks[-1].append((ordinal, []))
@@ -177,14 +186,26 @@ def _packed(steps: Mapping[int, Sequence[FileChange]]) -> list[list[Item]]:
 
 
 def _parts(found: Sequence[FileChange]) -> list[list[FileChange]]:
-    """Split a step. Of one that rewrote files, what it read and what it wrote should be read together.
+    """Split a step. Of one that rewrote files, what it read and what it wrote should be read together."""
+    rewritten: dict[int, list[FileChange]] = {}
+    others: list[list[FileChange]] = []
+    for change in sorted(found, key=_place):
+        if change.before is None or change.after is None:
+            rewritten.setdefault(change.kin, []).append(change)
+        else:
+            others.append([change])
+    return [*others, *(part for kin in rewritten.values() for part in _cut(kin))]
 
-    Rewriting mostly keeps partitions and the order of rows: where a tenth of the old files ends, a tenth of the new ones does. Files
-    that overlap in that sense stay together, as long as a task can hold them.
+
+def _cut(kin: Sequence[FileChange]) -> list[list[FileChange]]:
+    """Keep files that belong together together, as long as a task can hold them.
+
+    If it cannot: rewriting mostly keeps partitions and the order of rows, so where a tenth of the old files ends, a tenth of the new
+    ones does.
     """
-    if not _meets(found):
-        return [[change] for change in found]
-    old, new = [c for c in found if c.before is not None], [c for c in found if c.before is None]
+    old, new = [c for c in kin if c.before is not None], [c for c in kin if c.before is None]
+    if not (old and new):
+        return [[change] for change in kin]
     parts: list[list[FileChange]] = []
     reach, room = 0.0, 0
     for start, end, change in sorted((*_spans(old), *_spans(new)), key=lambda span: span[:2]):
@@ -200,9 +221,13 @@ def _parts(found: Sequence[FileChange]) -> list[list[FileChange]]:
 def _spans(files: Sequence[FileChange]) -> Iterator[tuple[float, float, FileChange]]:
     """Say where files begin and end if all of them are put one after the other, as shares of the whole."""
     total, passed = max(1, sum(change.bytes for change in files)), 0
-    for change in sorted(files, key=lambda c: (c.file.spec_id, repr(c.file.partition), c.file.path)):
+    for change in files:
         yield passed / total, (passed + change.bytes) / total, change
         passed += change.bytes
+
+
+def _place(change: FileChange) -> tuple[int, str, str]:
+    return change.file.spec_id, repr(change.file.partition), change.file.path
 
 
 # ── in workers ─────────────────────────────────────────────────────────────────────────────
@@ -241,8 +266,21 @@ class _Scatter:
     spread: Spread
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for ordinal, side, rows in self.rows(batches):
+        for ordinal, side, rows in _pooled(self.rows(batches)):
             yield from self.spread.blobs(ordinal, side, rows, self.plan.keys or None)
+
+
+def _pooled(found: Iterator[tuple[int, int, pa.Table]]) -> Iterator[tuple[int, int, pa.Table]]:
+    """Put rows of one step and side that come one after the other together: a few of them are not worth a blob."""
+    for (ordinal, side), together in groupby(found, key=lambda rows: rows[:2]):
+        held: list[pa.Table] = []
+        for _, _, rows in together:
+            held.append(rows)
+            if sum(table.num_rows for table in held) >= BATCH_ROWS:
+                yield ordinal, side, pa.concat_tables(held)
+                held = []
+        if held:
+            yield ordinal, side, pa.concat_tables(held)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from pyiceberg.io import load_file_io
 from pyiceberg.table.locations import load_location_provider
 
-from icefront.iceberg.settling import Unsettled
+from icefront.iceberg import settling
+from icefront.iceberg.settling import NewDelete, Unsettled
 from icefront.kernels.datafiles import Files, Layout
 from icefront.kernels.vectors import Positions, puffin
 from icefront.spark.session import living, ship_package
@@ -36,18 +37,6 @@ _POSITIONS = pa.schema(
         pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "2147483545"}),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NewDelete:
-    """Dead rows of one data file, written: a vector in a Puffin file, or a position-delete file of its own."""
-
-    of: Unsettled
-    path: str
-    size: int
-    count: int
-    offset: int | None = None
-    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +59,7 @@ class Work:
         """Return the rows that a new delete of a file has to name; none when no equality delete names a row that lives."""
         known = self.files.dead(unsettled.file, unsettled.others)
         named = self.files.dead(unsettled.file, unsettled.equality)
-        if not (named & ~known).any():
-            return np.array([], np.int64)
-        # A vector stands for all deletes of its file; position deletes add up.
-        return np.flatnonzero(named | known) if self.layout.format_version > 2 else np.flatnonzero(named & ~known)
+        return settling.dead(named, known, self.layout.format_version)
 
     def write(self, found: Sequence[tuple[Unsettled, Positions]]) -> Iterator[NewDelete]:
         if self.layout.format_version > 2:

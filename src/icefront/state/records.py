@@ -1,10 +1,11 @@
-"""What the state store remembers about the past: epochs, runs, bindings."""
+"""What the state store remembers about the past: epochs, runs, cycles of upkeep, bindings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from icefront.core.epochs import Epoch
@@ -43,6 +44,24 @@ class RunRecord:
     outcome: str | None = None
     reason: str = ""
     epochs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRecord:
+    """One cycle of upkeep on one target. Without `ended` it is at work, or was killed."""
+
+    pipeline: str
+    target: str
+    kind: str
+    started: datetime
+    ended: datetime | None = None
+    outcome: str | None = None
+    why: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float | None:
+        return (self.ended - self.started).total_seconds() if self.ended else None
 
 
 @dataclass(frozen=True, slots=True)

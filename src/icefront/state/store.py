@@ -1,4 +1,4 @@
-"""The state store: staged notes, bindings, and the history of runs and epochs, in one SQLite file.
+"""The state store: staged notes, bindings, and the history of runs, epochs and upkeep, in one SQLite file.
 
     stage ──▶ note ──published──▶ history
                 └────drop───────▶ gone
@@ -29,7 +29,7 @@ from icefront.core.files import Staged
 from icefront.core.marks import Position, canonical
 from icefront.core.timestamps import Timestamp
 from icefront.state.database import BUSY_SECONDS, Copy, Database, Migration
-from icefront.state.records import Binding, EpochRecord, RunRecord
+from icefront.state.records import Binding, CycleRecord, EpochRecord, RunRecord
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +37,8 @@ RECOVERED = "recovered"
 """A timing of this name is no phase: it says that the epoch was staged by an earlier run."""
 KEEP_EPOCHS = 10_000
 KEEP_RUNS = 1_000
+KEEP_CYCLES = 200
+"""Of each kind and target."""
 
 MIGRATIONS: tuple[Migration, ...] = (
     (
@@ -57,6 +59,13 @@ MIGRATIONS: tuple[Migration, ...] = (
         """CREATE TABLE bindings (
             source TEXT NOT NULL, timestamp TEXT NOT NULL, position TEXT NOT NULL, sealed INTEGER NOT NULL,
             PRIMARY KEY (source, timestamp)) WITHOUT ROWID""",
+    ),
+    (
+        "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE cycles (
+            cycle INTEGER PRIMARY KEY, pipeline TEXT NOT NULL, target TEXT NOT NULL, kind TEXT NOT NULL, started REAL NOT NULL,
+            ended REAL, outcome TEXT, why TEXT NOT NULL, facts TEXT NOT NULL DEFAULT '{}')""",
+        "CREATE INDEX cycles_by_target ON cycles (target, kind, started)",
     ),
 )
 
@@ -199,8 +208,61 @@ class StateStore:
             connection.execute("DELETE FROM notes WHERE pipeline = ?", (pipeline,))
             connection.execute("DELETE FROM epochs WHERE pipeline = ?", (pipeline,))
             connection.execute("DELETE FROM runs WHERE pipeline = ?", (pipeline,))
+            connection.execute("DELETE FROM cycles WHERE pipeline = ?", (pipeline,))
 
         self._database.write(delete)
+
+    # ── upkeep ─────────────────────────────────────────────────────────────────────────────
+    def staged_paths(self) -> set[str]:
+        """Name all files that are staged, whoever staged them, under whatever name of their table: no upkeep may remove them."""
+        rows = self._read("SELECT DISTINCT pipeline, target FROM notes", ())
+        return {file.path for row in rows for note in self.staged(row["pipeline"], row["target"]) for file in note.files}
+
+    def take_lease(self, name: str, holder: str, seconds: float) -> bool:
+        """Take a lease, or renew one's own; False while another holder's has not run out.
+
+        It spares two programs the same work. Nothing is wrong when both do it: Iceberg refuses whoever commits second.
+        """
+        now = self._clock()
+
+        def take(connection: sqlite3.Connection) -> bool:
+            changed = connection.execute(
+                "INSERT INTO leases VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET holder = ?2, until = ?3 WHERE holder = ?2 OR until <= ?4",
+                (name, holder, now + seconds, now),
+            )
+            return changed.rowcount > 0
+
+        return self._database.write(take)
+
+    def return_lease(self, name: str, holder: str) -> None:
+        self._write("DELETE FROM leases WHERE name = ? AND holder = ?", (name, holder))
+
+    def cycle_started(self, pipeline: str, target: str, kind: str, why: str) -> int:
+        """Note that a cycle of upkeep began; old history of its kind goes."""
+        row = (pipeline, target, kind, self._clock(), why)
+
+        def put(connection: sqlite3.Connection) -> int:
+            query = "INSERT INTO cycles (pipeline, target, kind, started, why) VALUES (?, ?, ?, ?, ?)"
+            number = connection.execute(query, row).lastrowid
+            connection.execute(
+                "DELETE FROM cycles WHERE target = ?1 AND kind = ?2 AND cycle IN "
+                "(SELECT cycle FROM cycles WHERE target = ?1 AND kind = ?2 ORDER BY cycle DESC LIMIT -1 OFFSET ?3)",
+                (target, kind, KEEP_CYCLES),
+            )
+            assert number is not None
+            return number
+
+        return self._database.write(put)
+
+    def cycle_ended(self, cycle: int, outcome: str, facts: Mapping[str, object]) -> None:
+        row = (self._clock(), outcome, json.dumps(facts, default=str, ensure_ascii=False), cycle)
+        self._write("UPDATE cycles SET ended = ?, outcome = ?, facts = ? WHERE cycle = ?", row)
+
+    def cycles(self, target: str, limit: int = 10) -> list[CycleRecord]:
+        """Return so many of a target's cycles of each kind, by whatever pipeline, the newest first."""
+        numbered = "SELECT *, row_number() OVER (PARTITION BY kind ORDER BY cycle DESC) AS back FROM cycles WHERE target = ?"
+        rows = self._read(f"SELECT * FROM ({numbered}) WHERE back <= ? ORDER BY cycle DESC", (target, limit))  # noqa: S608 — no values in it
+        return [_cycle_record(row) for row in rows]
 
     # ── bindings ───────────────────────────────────────────────────────────────────────────
     def bind(self, source: str, timestamp: Timestamp, position: Position, *, sealed: bool = True) -> None:
@@ -284,6 +346,19 @@ def _run_record(row: sqlite3.Row) -> RunRecord:
         outcome=row["outcome"],
         reason=row["reason"],
         epochs=row["epochs"],
+    )
+
+
+def _cycle_record(row: sqlite3.Row) -> CycleRecord:
+    return CycleRecord(
+        pipeline=row["pipeline"],
+        target=row["target"],
+        kind=row["kind"],
+        started=_moment(row["started"]),
+        ended=_moment(row["ended"]) if row["ended"] is not None else None,
+        outcome=row["outcome"],
+        why=row["why"],
+        facts=json.loads(row["facts"]),
     )
 
 

@@ -5,6 +5,7 @@ from icefront.status.epochs import EpochRow, epochs
 from icefront.status.look import Look, find_pipelines
 from icefront.status.machine import examine
 from icefront.status.targets import State, TargetStatus, lags, status
+from icefront.status.upkeep import UpkeepStatus, cycle_dict
 
 __all__ = [
     "EpochRow",
@@ -13,7 +14,9 @@ __all__ = [
     "Look",
     "State",
     "TargetStatus",
+    "UpkeepStatus",
     "check",
+    "cycle_dict",
     "epochs",
     "examine",
     "find_pipelines",

@@ -1,4 +1,4 @@
-"""What the state store adds: staged epochs, runs, and the times of each phase. It may be missing or unreadable; then nothing is known."""
+"""What the state store adds: staged epochs, runs, cycles of upkeep, and the times of each phase. It may be missing or unreadable; then nothing is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 from icefront.core.errors import IcefrontError
 from icefront.core.timestamps import Timestamp
 from icefront.settings import PipelineSettings
-from icefront.state.records import EpochRecord, RunRecord
+from icefront.state.records import CycleRecord, EpochRecord, RunRecord
 from icefront.state.store import StateStore
 
 
@@ -23,6 +23,8 @@ class History:
     staged: Mapping[str, Sequence[Timestamp]] = field(default_factory=dict)
     """Where the epochs end that are noted as staged, by target; some may have been published by others meanwhile."""
     epochs: Mapping[tuple[str, UUID], EpochRecord] = field(default_factory=dict)
+    cycles: Mapping[str, Sequence[CycleRecord]] = field(default_factory=dict)
+    """Cycles of upkeep by target, newest first."""
     trouble: str = ""
 
     @property
@@ -40,9 +42,10 @@ def read_history(settings: PipelineSettings, targets: Sequence[str], limit: int 
             runs = store.runs(pipeline, limit=1)
             staged = {target: [note.epoch.upper for note in store.staged(pipeline, target)] for target in targets}
             records = [record for target in targets for record in (store.epochs(pipeline, target, limit) if limit else ())]
+            cycles = {target: store.cycles(target) for target in targets}
     except IcefrontError as error:
         return History(trouble=error.fact)
-    return History(runs[0] if runs else None, staged, {(r.target, r.epoch_id): r for r in records})
+    return History(runs[0] if runs else None, staged, {(r.target, r.epoch_id): r for r in records}, cycles)
 
 
 def _alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ from icefront.iceberg import summary
 from icefront.settings import Target
 from icefront.status.history import History, read_history
 from icefront.status.look import Look, entries, other_pipelines, read_head
+from icefront.status.upkeep import UpkeepStatus, upkeep_of
 
 COUNTED = 10**15
 """A wall below this is no time but a sequence number: as a time, it would lie in the first days of 1970."""
@@ -58,6 +59,7 @@ class TargetStatus:
     records: int | None = None
     files: int | None = None
     unsettled_deletes: int | None = None
+    upkeep: UpkeepStatus | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; timestamps in both their printed and their human form."""
@@ -84,6 +86,7 @@ class TargetStatus:
             "records": self.records,
             "files": self.files,
             "unsettled_deletes": self.unsettled_deletes,
+            "upkeep": self.upkeep.to_dict() if self.upkeep else None,
         }
 
 
@@ -132,6 +135,8 @@ def _of_target(look: Look, target: Target, history: History) -> TargetStatus:
         if table is None:
             return _waiting(look, target, found, "the table does not exist yet")
         found = _with_table(found, table.metadata)
+        past = history.cycles.get(target.name, ())
+        found = replace(found, upkeep=upkeep_of(look.settings.upkeep, target.name, table, past))
         head = read_head(table.metadata, look.settings.pipeline)
         if head.mark is None:
             return _without_mark(look, target, found, table.metadata)

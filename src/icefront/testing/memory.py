@@ -1,6 +1,6 @@
 """Ports in memory, as far as the protocol needs them, with failure switches.
 
-    MemoryTable   snapshots, sequence numbers, equality deletes, one mark; commits under the fence
+    MemoryTable   snapshots, sequence numbers, deletes by key and by position, tags, one mark; commits under the fence
     Storage       files by path, written once
     Notes         staged notes; can be lost, or restored from an older copy
     Feed          a changefeed: files in any order, resolved timestamps, retention
@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 from uuid import UUID
 
@@ -69,12 +70,12 @@ class Storage:
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[Row, ...]] = {}
-        self.written: set[str] = set()
+        self.written: dict[str, int] = {}
 
     def write(self, path: str, rows: Iterable[Row]) -> None:
         if path in self.written:
             raise PathReused(f"{path} was written twice")
-        self.written.add(path)
+        self.written[path] = len(self.written)
         self.files[path] = tuple(rows)
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -83,21 +84,43 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Positional:
+    """Rows of one data file, deleted by position: its only vector, or one of several position-delete files."""
+
+    file: str
+    sequence: int
+    vector: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One state of a table: data and equality-delete files with their sequence numbers."""
+    """One state of a table: its files, data and equality deletes with their sequence numbers; and what it added and removed.
+
+    `upkeep` is the name that a commit of upkeep gave itself.
+    """
 
     id: int
     parent: int | None
     sequence: int
     data: Mapping[str, int]
     deletes: Mapping[str, int]
+    positional: Mapping[str, Positional]
     seen: Ancestor
+    operation: str
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
     epoch: Epoch | None = None
+    upkeep: str | None = None
+
+    @property
+    def files(self) -> Iterable[str]:
+        return (*self.data, *self.deletes, *self.positional)
 
 
 class MemoryTable:
     """A table with Iceberg's rules: an equality delete hides rows of strictly lower sequence numbers.
 
+    A vector is the only delete by position that counts for its file; without one all position deletes of the file do.
     `fail`, `lose_answers` and `repeat` make so many of the next commits fail before they are
     applied, be applied without an answer, or be applied and then requested a second time;
     `meanwhile` is done once, between the next commit's sending and its arrival.
@@ -107,6 +130,7 @@ class MemoryTable:
         self, name: str = "orders", storage: Storage | None = None, *, fail: int = 0, lose_answers: int = 0, repeat: int = 0
     ) -> None:
         self.name = name
+        self.format = 3
         self.storage = storage or Storage()
         self.fail = fail
         self.lose_answers = lose_answers
@@ -114,6 +138,7 @@ class MemoryTable:
         self.snapshots: dict[int, Snapshot] = {}
         self.current: int | None = None
         self.mark: Mark | None = None
+        self.tags: dict[str, int] = {}
         self.sequence = 0
         self.schema_id = 0
         self.meanwhile: Callable[[], object] | None = None
@@ -178,24 +203,50 @@ class MemoryTable:
         data: Collection[str] = (),
         deletes: Collection[str] = (),
         *,
+        positional: Mapping[str, str] = MappingProxyType({}),
+        removed: Collection[str] = (),
+        written_at: int | None = None,
+        operation: str | None = None,
+        upkeep: str | None = None,
         mark: Mark | None = None,
         epoch: Epoch | None = None,
         claims: bool = False,
-        base: Snapshot | None = None,
         rootless: bool = False,
     ) -> Snapshot:
-        """Add a snapshot on the current one; `base` gives the files it starts from instead, `rootless` none."""
+        """Add a snapshot on the current one, or on none if `rootless`.
+
+        `positional` are deletes by position with the data file of each; `written_at` is the sequence number that new data gets.
+        """
         parent = None if rootless or self.current is None else self.snapshots[self.current]
-        start = base or parent
         self.sequence += 1
         self._ids += 1
-        seen = Ancestor(self._ids, adds_files=bool(data) or base is not None)
+        seen = Ancestor(self._ids, adds_files=bool(data))
         if mark is not None and (claims or epoch is not None):
-            seen = Ancestor(self._ids, mark.pipeline, mark.epoch_id, mark.frontier, mark.writer, bool(data))
-        kept, hidden = (dict(start.data), dict(start.deletes)) if start else ({}, {})
-        kept.update(dict.fromkeys(data, self.sequence))
+            seen = Ancestor(self._ids, mark.pipeline, mark.epoch_id, mark.frontier, mark.writer, bool(data), claims)
+        kept, hidden, by_position = (dict(parent.data), dict(parent.deletes), dict(parent.positional)) if parent else ({}, {}, {})
+        gone = set(removed)
+        if gone:
+            gone |= _dropped(parent, gone, self.sequence - 1) if parent else set()
+            for files in (kept, hidden, by_position):
+                for path in gone & files.keys():
+                    del files[path]
+        kept.update(dict.fromkeys(data, self.sequence if written_at is None else written_at))
         hidden.update(dict.fromkeys(deletes, self.sequence))
-        snapshot = Snapshot(self._ids, parent.id if parent else None, self.sequence, kept, hidden, seen, epoch)
+        by_position |= {path: Positional(file, self.sequence, self.format > 2) for path, file in positional.items()}
+        snapshot = Snapshot(
+            id=self._ids,
+            parent=parent.id if parent else None,
+            sequence=self.sequence,
+            data=kept,
+            deletes=hidden,
+            positional=by_position,
+            seen=seen,
+            operation=operation or _operation(adds=bool(data), deletes=bool(deletes or positional), removes=bool(gone)),
+            added=frozenset((*data, *deletes, *positional)),
+            removed=frozenset(gone),
+            epoch=epoch,
+            upkeep=upkeep,
+        )
         self.snapshots[snapshot.id] = snapshot
         self.current = snapshot.id
         if mark is not None:
@@ -211,31 +262,14 @@ class MemoryTable:
         self.mark = ours
         return snapshot
 
-    def rewrite(self, planned: Snapshot, sources: Collection[str], path: str) -> Snapshot | None:
-        """Merge `sources`, as they read in `planned`, into one file; give up if the branch has left them.
-
-        The merged file keeps the sequence number of `planned`: deletes that came since still hide
-        its rows. Delete files that can hide nothing any more are dropped.
-        """
-        now = self.snapshots[self.current] if self.current is not None else None
-        on_branch = any(snapshot.id == planned.id for snapshot in self.chain())
-        if now is None or not on_branch or any(source not in now.data for source in sources):
-            return None
-        self.storage.write(path, self.live(planned, sources))
-        data = {p: s for p, s in now.data.items() if p not in sources}
-        data[path] = planned.sequence
-        oldest = min(data.values())
-        deletes = {p: s for p, s in now.deletes.items() if s > oldest}
-        return self.commit(base=Snapshot(now.id, now.parent, now.sequence, data, deletes, now.seen))
-
-    def expire(self, keep: int) -> None:
-        """Forget all but the newest `keep` snapshots of the current branch, and files only they held."""
-        kept = {s.id: s for _, s in zip(range(max(keep, 1)), self.chain(), strict=False)}
-        gone = [s for s in self.snapshots.values() if s.id not in kept]
-        held = {path for s in kept.values() for files in (s.data, s.deletes) for path in files}
-        self.storage.delete({path for s in gone for files in (s.data, s.deletes) for path in files} - held)
-        self.snapshots = kept
+    def expire(self, keep: int, tags: Collection[int] | None = None) -> set[str]:
+        """Forget all but the newest `keep` snapshots of the current branch and what tags hold; return files that only they held."""
+        held = set(self.tags.values() if tags is None else tags)
+        held |= {s.id for _, s in zip(range(max(keep, 1)), self.chain(), strict=False)}
+        gone = {path for s in self.snapshots.values() if s.id not in held for path in s.files}
+        self.snapshots = {i: s for i, s in self.snapshots.items() if i in held}
         self._head = None
+        return gone - {path for s in self.snapshots.values() for path in s.files}
 
     def roll_to(self, snapshot: int | None) -> None:
         """Move `main`. Properties, and so the mark, do not move with it."""
@@ -260,13 +294,51 @@ class MemoryTable:
                     if hidden.get(key, 0) < sequence:
                         hidden[key] = sequence
             chosen = snapshot.data if paths is None else {p: snapshot.data[p] for p in paths}
-            return [row for path, s in chosen.items() for row in files[path] if hidden.get(row[0], 0) <= s]
+            rows = [row for path, s in chosen.items() for row in files[path] if hidden.get(row[0], 0) <= s]
+            if not snapshot.positional:
+                return rows
+            dead = self._by_position(snapshot)
+            return [
+                row
+                for path, s in chosen.items()
+                for at, row in enumerate(files[path])
+                if hidden.get(row[0], 0) <= s and at not in dead.get(path, ())
+            ]
         except KeyError as missing:
             raise Unreadable(f"snapshot {snapshot.id} of {self.name} needs {missing}, which is gone") from missing
+
+    def _by_position(self, snapshot: Snapshot) -> dict[str, set[int]]:
+        """Return the positions of each data file that are deleted."""
+        vectors = {d.file for d in snapshot.positional.values() if d.vector}
+        dead: dict[str, set[int]] = {}
+        for path, delete in snapshot.positional.items():
+            if delete.vector or delete.file not in vectors:
+                dead.setdefault(delete.file, set()).update(at for at, _ in self.storage.files[path])
+        return dead
 
     def rows(self) -> list[Row]:
         """Return what a reader of the table sees."""
         return sorted(self.live(self.snapshots[self.current])) if self.current is not None else []
+
+
+def _operation(*, adds: bool, deletes: bool, removes: bool) -> str:
+    """Name a commit's operation as Iceberg's row delta and append do."""
+    if deletes and not adds:
+        return "delete"
+    return "overwrite" if deletes or removes else "append"
+
+
+def _dropped(parent: Snapshot, removed: Collection[str], newest: int) -> set[str]:
+    """Return the deletes that Iceberg drops by itself where a commit removes data files.
+
+    Those are the vectors of removed files, and all deletes that are older than the oldest data file that stays. Files that
+    come with the same commit do not count, even if they are written as older ones.
+    """
+    if not any(path in parent.data for path in removed):
+        return set()
+    oldest = min((s for path, s in parent.data.items() if path not in removed), default=newest)
+    dropped = {path for path, d in parent.positional.items() if d.sequence < oldest or (d.vector and d.file in removed)}
+    return dropped | {path for path, sequence in parent.deletes.items() if sequence < oldest}
 
 
 def drive(conversation: Generator[protocol.Request, protocol.Answer, T], table: MemoryTable) -> T:

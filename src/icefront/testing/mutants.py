@@ -1,4 +1,4 @@
-"""The protocol with one thing done wrong, each by name: the simulator must catch every one.
+"""The protocol, or upkeep, with one thing done wrong, each by name: the simulator must catch every one.
 
 A mutant replaces one function of the bundle, or one of core's inner functions while it runs. One
 guard cannot be told from its absence here: that the replaced mark carries the epoch id resumed from.
@@ -7,12 +7,14 @@ Frontier and writer imply it, as long as nobody edits marks by hand; it is there
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
+
+import numpy as np
 
 from icefront.core import protocol
 from icefront.core.epochs import Cut, Epoch, Minting, epoch_id, mint
@@ -39,9 +41,17 @@ from icefront.core.protocol import (
     Send,
 )
 from icefront.core.timestamps import Timestamp
+from icefront.iceberg import settling
+from icefront.iceberg.live import DeleteEntry, Listing
+from icefront.iceberg.settling import Debt, NewDelete
+from icefront.iceberg.statediff import Facts
+from icefront.kernels.datafiles import Mask
+from icefront.kernels.vectors import Positions
+from icefront.testing.commits import Rewrite
 from icefront.testing.memory import Change, Fence, MemoryTable
 from icefront.testing.rules import Netted, Rules, usable
 from icefront.testing.simulator import Simulation, Violation
+from icefront.testing.upkeep import Upkeep, orphans
 
 _decide = protocol.decide
 _check_lineage = protocol.check_lineage
@@ -338,6 +348,65 @@ def _greatest(done: Iterable[tuple[Timestamp, Position]]) -> tuple[Timestamp, Po
     return max(done, key=lambda reached: reached[0])
 
 
+# ── upkeep ─────────────────────────────────────────────────────────────────────────────────
+def _committed(**otherwise: Any) -> Rules:
+    """Commit a settle with something of it left out."""
+    return Rules(upkeep=Upkeep(row_delta=lambda change: replace(change, **otherwise)))
+
+
+def _later_parts_from_now(planned: int, landed: Sequence[int]) -> int:
+    return landed[-1] if landed else planned
+
+
+def _with_the_first(number: int, parts: int) -> bool:
+    del parts
+    return number == 1
+
+
+def _new_dead_only(named: Mask, known: Mask, version: int) -> Positions:
+    del version
+    return np.flatnonzero(named & ~known)
+
+
+def _of_its_own_snapshot(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) -> Debt:
+    """Let an equality delete hide rows of an equal sequence number, too."""
+    return settling.debt(data, [replace(d, sequence=d.sequence + 1) for d in deletes], facts)
+
+
+def _old_vectors_stay(new: Iterable[NewDelete]) -> list[DeleteEntry]:
+    del new
+    return []
+
+
+def _with_a_new_number(change: Rewrite) -> Rewrite:
+    return replace(change, written_at=None)
+
+
+def _staged_or_not(unknown: Iterable[str], staged: Collection[str], old: Callable[[str], bool]) -> list[str]:
+    del staged
+    return orphans(unknown, (), old)
+
+
+def _of_any_age(unknown: Iterable[str], staged: Collection[str], old: Callable[[str], bool]) -> list[str]:
+    del old
+    return orphans(unknown, staged, bool)
+
+
+def _nothing_held(tags: Collection[int]) -> Collection[int]:
+    del tags
+    return ()
+
+
+def _no_more(table: MemoryTable, keep: int) -> int:
+    del table
+    return keep
+
+
+def _deletes_alone(deletes: Sequence[object]) -> bool:
+    del deletes
+    return False
+
+
 MUTANTS = (
     Mutant("fence removed", Rules(fence=_no_fence)),
     Mutant("only upper > frontier checked", Rules(fence=_only_upper)),
@@ -381,6 +450,21 @@ MUTANTS = (
     Mutant("released before published", Rules(releasable=_staged_is_enough)),
     Mutant("released at the greatest frontier", Rules(release_point=_greatest)),
     Mutant("position of one target releases for all", Rules(low_water=_own_low_water)),
+    Mutant("deletes published without a data file", Rules(anchored=_deletes_alone)),
+    Mutant("settle committed by a replace", _committed(operation="replace")),
+    Mutant("settle without a snapshot to validate from", _committed(start=None)),
+    Mutant("settle without a look whether its files exist", _committed(files=())),
+    Mutant("settle without a look at deleted files", _committed(deleted_files=False)),
+    Mutant("later parts of a settle validated from now", Rules(upkeep=Upkeep(start=_later_parts_from_now))),
+    Mutant("equality deletes leave with the first part", Rules(upkeep=Upkeep(equality_leaves=_with_the_first))),
+    Mutant("settle forgets the deletes of before", Rules(upkeep=Upkeep(dead=_new_dead_only))),
+    Mutant("settle leaves the vector of before", Rules(upkeep=Upkeep(replaced=_old_vectors_stay))),
+    Mutant("settle deletes rows of the same snapshot", Rules(upkeep=Upkeep(debt=_of_its_own_snapshot))),
+    Mutant("compaction with a new sequence number", Rules(upkeep=Upkeep(rewrite=_with_a_new_number))),
+    Mutant("expiry deletes staged files", Rules(upkeep=Upkeep(orphans=_staged_or_not))),
+    Mutant("expiry deletes orphans of any age", Rules(upkeep=Upkeep(orphans=_of_any_age))),
+    Mutant("expiry cuts the mark's tag off the branch", Rules(upkeep=Upkeep(kept=_no_more))),
+    Mutant("expiry ignores tags", Rules(upkeep=Upkeep(held=_nothing_held))),
 )
 
 

@@ -84,6 +84,7 @@ class Process:
         self.reports: list[tuple[MemoryTable, Staged, Published]] = []
         self.finished = False
         self.wake = 0
+        self.born = len(world.storage.written)
         self.answer: Answer | None = None
         self.steps = self._steps()
         self.effect: Effect = next(self.steps)
@@ -294,7 +295,7 @@ class Process:
         rows = [(key, value) for key, value in mine if value is not None]
         touched = [] if fresh else [(key, 0) for key, _ in mine]
         for kind, content in ((FileKind.DATA, rows), (FileKind.EQUALITY_DELETES, touched)):
-            if content:
+            if content or (kind is FileKind.DATA and rules.anchored(touched)):
                 path = f"{table.name}/{rules.path(named, split, attempt)}-{kind[0]}"
                 world.storage.write(path, content)
                 world.settings_of[path] = self.settings

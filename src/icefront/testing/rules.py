@@ -6,7 +6,7 @@ The simulator calls nothing else, so a mutant is this bundle with one function r
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from icefront.core.marks import Identity, Mark, Position
 from icefront.core.protocol import Answer, Claim, Head, Outcome, Publication, Request
 from icefront.core.timestamps import Timestamp
 from icefront.testing.memory import Change, MemoryTable
+from icefront.testing.upkeep import Upkeep
 
 Netted = list[tuple[int, int | None]]
 Conversation = Generator[Request, Answer, Outcome]
@@ -90,6 +91,11 @@ def path(epoch_id: UUID, split: int, attempt: str) -> str:
     return f"{epoch_id}/{split}-{attempt}"
 
 
+def anchored(deletes: Sequence[object]) -> bool:
+    """Say whether a data file is written even without rows: with deletes, which a compaction of all older files else loses."""
+    return bool(deletes)
+
+
 def winner(attempts: Sequence[tuple[ClosedFile, ...]]) -> tuple[ClosedFile, ...]:
     """Choose one attempt of a split: the one that reported first."""
     return attempts[0]
@@ -153,6 +159,7 @@ class Rules:
     net: Callable[[list[Change]], Netted] = net
     low_water: Callable[[Sequence[tuple[Change, ...]], int, int, int, int], int] = low_water
     path: Callable[[UUID, int, str], str] = path
+    anchored: Callable[[Sequence[object]], bool] = anchored
     winner: Callable[[Sequence[tuple[ClosedFile, ...]]], tuple[ClosedFile, ...]] = winner
     complete: Callable[[int, int], bool] = complete
     usable: Callable[[Staged, str, MemoryTable], bool] = usable
@@ -160,6 +167,7 @@ class Rules:
     releasable: Callable[[Iterable[Mark], Iterable[Mark]], Iterable[Mark]] = releasable
     after_refusal: Callable[[MemoryTable, Staged], None] = leave
     after_unknown: Callable[[MemoryTable, Staged], None] = leave
+    upkeep: Upkeep = field(default_factory=Upkeep)
 
 
 REAL = Rules()

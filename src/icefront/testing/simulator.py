@@ -3,8 +3,8 @@
     python -m icefront.testing.simulator --seeds 20000
     python -m icefront.testing.simulator --seed 4711 --trace
 
-Writers, a compactor, an expirer, foreign writers, schema changes, rollbacks and replacements take
-turns as the seed says; at each effect of a writer one of these happens:
+Writers, settles, compactions, expiries, readers with tags, foreign writers, schema changes, rollbacks and
+replacements take turns as the seed says; at each effect of a writer, or of upkeep, one of these happens:
 
     ok · fails before · applied, answer lost · applied late · applied twice · crash · pause as zombie
 
@@ -12,7 +12,8 @@ After every commit the table must equal the oracle at its frontier. Then the fau
 fresh writer must finish. A failing seed is the bug report.
 
 What it takes as given: nobody removes both the rolled-back snapshots and the older ones before the
-pipeline looks again, and orphans are cleaned only when no writer and no request is still around.
+pipeline looks again, orphans are cleaned only when they are older than every writer and request that is still
+around, and nobody rewrites or drops files while another program's compaction is under way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from icefront.core.epochs import Minting, origin_id
@@ -41,7 +42,8 @@ from icefront.core.files import Staged
 from icefront.core.marks import START, Identity, Mark, Writer
 from icefront.core.protocol import Answer, Claim, Landed, NotLanded, Publication, Published, Refusal
 from icefront.core.timestamps import ORIGIN, Timestamp
-from icefront.testing.memory import Change, Feed, MemoryTable, PathReused, Row, Snapshot, Storage, Unreadable, at, rank
+from icefront.testing.crew import Crew, Sent
+from icefront.testing.memory import Change, Feed, MemoryTable, PathReused, Row, Storage, Unreadable, at, rank
 from icefront.testing.process import Act, Commit, Process, World
 from icefront.testing.rules import REAL, Rules
 
@@ -66,6 +68,7 @@ class Watch:
 
     `last` is the snapshot of its newest epoch (or first claim). `tainted`: it is no longer on the
     branch, so nothing may be published. `suspect`: stopping is right, going on may be too.
+    `foreign` are the rows of others, `tagged` those that a reader's tag holds.
     """
 
     last: int | None = None
@@ -74,7 +77,8 @@ class Watch:
     rolled: bool = False
     before: int | None = None
     foreign_first: bool = False
-    planned: tuple[Snapshot, tuple[str, ...]] | None = None
+    foreign: list[Row] = field(default_factory=list)
+    tagged: list[Row] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ FAULTS = (
 )
 
 
-def script(rng: Random, targets: int, *, evolving: bool) -> Feed:
+def script(rng: Random, targets: int, *, evolving: bool, long: bool) -> Feed:
     """Make up a history and the way it is delivered: repeated, early, out of order, never missing."""
     history: list[Change] = []
     events: list[tuple[Change, ...] | int] = []
@@ -114,7 +118,7 @@ def script(rng: Random, targets: int, *, evolving: bool) -> Feed:
     sizes: dict[int, int] = {}
     wall, logical, value = 1, 0, 0
     segments: list[tuple[list[Change], int]] = []
-    for _ in range(3 + int(rng.random() * 7)):
+    for _ in range((20 if long else 3) + int(rng.random() * 7)):
         changes: list[Change] = []
         for _ in range(int(rng.random() * 5)):
             # Often the least timestamp after the one before: that is where "≤ R" goes wrong.
@@ -158,28 +162,33 @@ class Simulation:
         self.rules = rules
         self.log: list[tuple[int, str, object, object]] = []
         self.now = 0
-        targets = 1 if rng.random() < 0.6 else 2
+        # A long run in fair weather: upkeep and publishes have time to meet.
+        self.long = rng.random() < 0.07
+        targets = 1 if self.long or rng.random() < 0.6 else 2
         minting = Minting(
-            every=(None, 3, 8)[int(rng.random() * 3)],
-            max_changes=(2, 6, 1000)[int(rng.random() * 3)],
+            every=None if self.long else (None, 3, 8)[int(rng.random() * 3)],
+            max_changes=2 if self.long else (2, 6, 1000)[int(rng.random() * 3)],
             in_flight=1 + int(rng.random() * 3),
             heartbeat=4 if rng.random() < 0.5 else 30,
         )
         storage = Storage()
         tables = [MemoryTable(f"t{n}", storage) for n in range(targets)]
-        feed = script(rng, targets, evolving=rng.random() < 0.3)
+        feed = script(rng, targets, evolving=rng.random() < 0.3, long=self.long)
         self.world = World(rng, rules, minting, rng.random() < 0.3, storage, tables, feed)
         self.counts = self.world.counts
         self.watches = {table.name: Watch() for table in tables}
-        self.faulty = (0.0, 0.1, 0.25, 0.4)[int(rng.random() * 4)]
+        self.faulty = (0.0, 0.1, 0.25, 0.4)[int(rng.random() * (2 if self.long else 4))]
         self.lossy = rng.random() < 0.3
         self.resettled = rng.random() < 0.25
         self.crowded = rng.random() < 0.25
         self.twinned = rng.random() < 0.12
+        self.crew = Crew(self)
         self.actors = self._actors()
+        for table in tables:
+            table.format = 2 if rng.random() < 0.4 else 3
         self.live: list[Process] = []
         self.zombies: list[Process] = []
-        self.late: list[tuple[int, str, MemoryTable, Claim | Publication]] = []
+        self.late: list[tuple[int, str, MemoryTable, Claim | Publication | Sent]] = []
         self.claimed: set[tuple[str, str]] = set()
         self.twins: set[str] = set()
         self.disturbed: set[str] = set()
@@ -193,9 +202,9 @@ class Simulation:
         for actor, chance in (
             (self._foreign, 0.6),
             (self._load, 0.5 if self.world.adopt else 0.0),
-            (self._compact, 0.5),
-            (self._compact, 0.5),
-            (self._expire, 0.5),
+            (self._delete, 0.5),
+            (self._read, 0.5),
+            (self._upgrade, 0.2),
             (self._evolve, 0.2),
             (self._roll, 0.25),
             (self._replace, 0.06),
@@ -209,7 +218,7 @@ class Simulation:
         """Run to the end; raises Violation."""
         try:
             self._storm()
-            self._settle()
+            self._calm_down()
             self._finish()
         except Violation:
             raise
@@ -225,7 +234,7 @@ class Simulation:
         self._start()
         if self.crowded or self.twinned:
             self._start()
-        for _ in range(60 + int(rng.random() * 120)):
+        for _ in range((260 if self.long else 60) + int(rng.random() * 120)):
             self.now += 1
             self._due()
             roll = rng.random()
@@ -236,7 +245,9 @@ class Simulation:
                     self._start()
                     continue
                 roll = 0.7 + roll * 0.3
-            if roll < 0.70:
+            if roll < self.crew.share:
+                self.crew.turn()
+            elif roll < 0.70:
                 self._turn(self.live[int(rng.random() * len(self.live))])
             elif roll < 0.85:
                 self._deliver()
@@ -244,7 +255,7 @@ class Simulation:
                 table = self.world.tables[int(rng.random() * len(self.world.tables))]
                 self.actors[int(rng.random() * len(self.actors))](table)
 
-    def _settle(self) -> None:
+    def _calm_down(self) -> None:
         """Phase two: no new faults, but zombies wake, late commits land, and all run to their end."""
         rng = self.rng
         self.faulty = 0.0
@@ -254,7 +265,9 @@ class Simulation:
             if self.now > until:
                 raise self.violation(f"{self.live or self.zombies} did not come to an end")
             roll = rng.random()
-            if self.late and roll < 0.02:
+            if roll > 1 - self.crew.share / 4:
+                self.crew.turn()
+            elif self.late and roll < 0.02:
                 self._land_late(int(rng.random() * len(self.late)))
             elif self.zombies and (roll < 0.1 or not self.live):
                 self._wake(self.zombies.pop())
@@ -291,6 +304,7 @@ class Simulation:
                 raise self.violation(f"{table.name} ends at {table.mark and table.mark.frontier}, the source at {end}")
             else:
                 self.check(number)
+                self.crew.finish(table)
                 self.counts["ended: complete"] += 1
 
     def _done(self) -> bool:
@@ -345,7 +359,8 @@ class Simulation:
         elif roll < 0.5:
             world.notes.back_up()
         elif roll < 0.7 and not (self.live or self.zombies or self.late):
-            held = {p for t in world.tables for s in t.snapshots.values() for files in (s.data, s.deletes) for p in files}
+            held = {path for table in world.tables for snapshot in table.snapshots.values() for path in snapshot.files}
+            held |= {path for path, born in world.storage.written.items() if any(born >= w.born for w in self.crew.workers)}
             world.storage.delete([path for path in world.storage.files if path not in held])
             self.count("orphans", "cleaned")
 
@@ -358,8 +373,7 @@ class Simulation:
         effect = process.effect
         roll = self.rng.random()
         if isinstance(effect, Commit):
-            fault = FAULTS[int(roll / self.faulty * len(FAULTS))] if roll < self.faulty else None
-            self._commit(process, effect, fault)
+            self._commit(process, effect, self._fault(roll))
             return
         if roll < self.faulty * 0.2:
             self._disturb(process, effect, roll / (self.faulty * 0.2))
@@ -368,6 +382,17 @@ class Simulation:
         self.note(process.name, effect, "ok")
         self._after(effect)
         self._advance(process, answer)
+
+    def _fault(self, roll: float) -> Fault | None:
+        return FAULTS[int(roll / self.faulty * len(FAULTS))] if roll < self.faulty else None
+
+    def fault(self) -> Fault | None:
+        """Say what goes wrong with a commit, if anything does."""
+        return self._fault(self.rng.random())
+
+    def put_off(self, name: str, table: MemoryTable, what: Claim | Publication | Sent) -> None:
+        """Let a commit be applied later."""
+        self.late.append((self.now + 1 + int(self.rng.random() * 40), name, table, what))
 
     def _disturb(self, process: Process, effect: Act, roll: float) -> None:
         """Interrupt an effect that happens or does not: fail, crash before or after, or pause."""
@@ -399,7 +424,7 @@ class Simulation:
             if fault.answered or isinstance(landed, NotLanded):
                 answer = landed
         if fault.late:
-            self.late.append((self.now + 1 + int(self.rng.random() * 40), process.name, table, intent))
+            self.put_off(process.name, table, intent)
         if fault.crash:
             self.live.remove(process)
         elif fault.pause:
@@ -477,6 +502,9 @@ class Simulation:
     def _land_late(self, index: int) -> None:
         _, name, table, intent = self.late.pop(index)
         self.counts["late commits"] += 1
+        if isinstance(intent, Sent):
+            self.crew.land_late(f"{name}, late", table, intent)
+            return
         answer = self._land(f"{name}, late", table, intent)
         if isinstance(answer, Landed):
             self.counts["late commits that landed"] += 1
@@ -570,10 +598,15 @@ class Simulation:
         watch = self.watches[table.name]
         if table.current is None:
             return
-        rows = table.live(table.snapshots[table.current])
+        snapshot = table.snapshots[table.current]
+        rows = sorted(table.live(snapshot))
+        if len(vectors := [d.file for d in snapshot.positional.values() if d.vector]) != len(snapshot.data.keys() & vectors):
+            raise self.violation(f"{table.name} has two vectors for one data file, or one for a file that is not there")
         if watch.tainted:
             return
-        ours = sorted([row for row in rows if row[0] < FOREIGN])
+        ours = [row for row in rows if row[0] < FOREIGN]
+        if rows[len(ours) :] != watch.foreign:
+            raise self.violation(f"{table.name} shows {rows[len(ours) :]} of others, who wrote {watch.foreign}")
         expected = self._expected(number, table, ours)
         if ours != expected:
             frontier = table.mark.frontier if table.mark else None
@@ -600,6 +633,7 @@ class Simulation:
         self.counts["foreign commits"] += 1
         key = FOREIGN + self.counts["foreign commits"]
         mark = OTHERS if self.rng.random() < 0.3 else None
+        self.watches[table.name].foreign.append((key, 0))
         table.append(f"{table.name}/foreign-{key}", [(key, 0)], mark)
         self.note(mark.pipeline if mark else "foreign", "appends to", table.name)
         self._foreign_came(table)
@@ -623,30 +657,64 @@ class Simulation:
             self.note("loader", f"appends {rows} to", table.name)
             self._foreign_came(table)
 
-    def _compact(self, table: MemoryTable) -> None:
-        """Plan a rewrite now, commit it at the next turn: much may come between."""
+    def _delete(self, table: MemoryTable) -> None:
+        """Delete a row of others the way they do it: by position, or with its whole file where nothing of ours lives in it."""
         watch = self.watches[table.name]
-        if watch.planned is not None:
-            planned, sources = watch.planned
-            watch.planned = None
-            if planned.id in table.snapshots:
-                self.counts["compactions"] += 1
-                done = table.rewrite(planned, sources, f"{table.name}/compacted-{self.counts['compactions']}")
-                self.note("compactor", f"rewrites {len(sources)} files of", f"{table.name}: {'done' if done else 'conflict'}")
-                self.check(self.world.tables.index(table))
-        elif table.current is not None and len(table.snapshots[table.current].data) > 1:
-            snapshot = table.snapshots[table.current]
-            sources = tuple([p for p in snapshot.data if self.rng.random() < 0.7])
-            if sources:
-                watch.planned = (snapshot, sources)
-
-    def _expire(self, table: MemoryTable) -> None:
-        if not self.watches[table.name].tainted and len(table.snapshots) > 1:
-            self.counts["expiries"] += 1
-            keep = 1 + int(self.rng.random() * 2.5)
-            table.expire(keep)
-            self.note("expirer", f"keeps {keep} snapshots of", table.name)
+        if table.current is None or watch.tainted:
+            return
+        now = table.snapshots[table.current]
+        drops = self.rng.random() < 0.5 and not self.crew.compacts(table)
+        for path in now.data:
+            live = table.live(now, [path])
+            theirs = [row for row in live if row[0] >= FOREIGN]
+            if drops and len(live) == len(theirs) and table.storage.files[path]:
+                table.commit(removed=[path], operation="delete")
+            elif not drops and theirs:
+                del theirs[1:]
+                self._delete_at(table, path, table.storage.files[path].index(theirs[0]))
+            else:
+                continue
+            watch.foreign = [row for row in watch.foreign if row not in theirs]
+            self.counts["foreign deletes"] += 1
+            self.note("foreign", f"deletes {theirs} of {path} from", table.name)
             self.check(self.world.tables.index(table))
+            return
+
+    def _delete_at(self, table: MemoryTable, path: str, place: int) -> None:
+        """Add a position delete; a vector takes the place of all that the file had."""
+        assert table.current is not None
+        now = table.snapshots[table.current]
+        before = [old for old, delete in now.positional.items() if delete.file == path] if table.format > 2 else []
+        vectors = [old for old in before if now.positional[old].vector]
+        places = {place, *(at for old in vectors or before for at, _ in table.storage.files[old])}
+        name = f"{table.name}/deleted-{self.counts['foreign deletes']}"
+        table.storage.write(name, [(at, 0) for at in sorted(places)])
+        table.commit(positional={name: path}, removed=before)
+
+    def _trust_foreign(self, table: MemoryTable) -> None:
+        """After a rollback others' rows are those that are there."""
+        rows = table.live(table.snapshots[table.current]) if table.current is not None else []
+        self.watches[table.name].foreign = sorted([row for row in rows if row[0] >= FOREIGN])
+
+    def _read(self, table: MemoryTable) -> None:
+        """Hold a snapshot by a tag; later read it, and let it go."""
+        watch = self.watches[table.name]
+        if watch.tagged is None:
+            if table.current is not None:
+                table.tags["reader"] = table.current
+                watch.tagged = sorted(table.live(table.snapshots[table.current]))
+                self.note("reader", "tags", f"{table.name}: snapshot {table.current}")
+            return
+        self.counts["reads by tag"] += 1
+        held = table.snapshots.get(table.tags.pop("reader"))
+        if held is None or sorted(table.live(held)) != watch.tagged:
+            raise self.violation(f"a reader of {table.name} does not find what its tag held: {watch.tagged}")
+        watch.tagged = None
+        self.note("reader", "reads its tag of", table.name)
+
+    def _upgrade(self, table: MemoryTable) -> None:
+        table.format = 3
+        self.note("foreign", "upgrades", table.name)
 
     def _evolve(self, table: MemoryTable) -> None:
         table.schema_id += 1
@@ -659,6 +727,7 @@ class Simulation:
             if watch.before in table.snapshots:
                 table.roll_to(watch.before)
                 watch.tainted = watch.suspect = False
+                self._trust_foreign(table)
                 self.note("operator", "rolls forward", table.name)
                 self.check(self.world.tables.index(table))
             return
@@ -670,6 +739,7 @@ class Simulation:
         table.roll_to(ancestors[-1 if self.rng.random() < 0.5 else int(self.rng.random() * len(ancestors))])
         watch.rolled = watch.suspect = True
         watch.tainted = watch.last in table.snapshots and all(s.id != watch.last for s in table.chain())
+        self._trust_foreign(table)
         self.note(
             "operator", f"rolls back {table.name} to {table.current},", "losing epochs" if watch.tainted else "losing nothing"
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from pyiceberg.schema import Schema
 from icefront.core.errors import CommitUncertain, ConfigError, Stopped
 from icefront.iceberg import settling
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
-from icefront.iceberg.settling import Debt
+from icefront.iceberg.settling import Debt, NewDelete
 from icefront.iceberg.view import View
 from icefront.kernels.partitions import to_json
 from icefront.proof.failpoints import failpoint
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icefront.iceberg.java import JavaTable
-    from icefront.spark.settle import NewDelete
 
 log = structlog.get_logger()
 ROUNDS = 10
@@ -100,12 +99,12 @@ def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete]
     assert metadata.current_snapshot_id is not None
     written: list[NewDelete] = []
     snapshots: list[int] = []
-    parts = list(_parts(owed))
+    parts = list(settling.parts(owed, COMMIT_BYTES))
     for number, part in enumerate(parts, 1):
         failpoint("settle.before")
         new = find_dead(spark, work, part) if part else []
         last = number == len(parts)
-        removed = [*_replaced(new), *(owed.equality if last else ())]
+        removed = [*settling.replaced(new), *(owed.equality if last else ())]
         if new or removed:
             change = _Change(metadata.current_snapshot_id, new, removed)
             landed = _commit(live, view, change)
@@ -114,30 +113,6 @@ def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete]
             snapshots.append(landed)
         written += new
     return written, snapshots
-
-
-def _parts(owed: Debt) -> Iterator[Sequence[settling.Unsettled]]:
-    """Cut the files into parts of which each is one commit; the last one ends the equality deletes."""
-    part: list[settling.Unsettled] = []
-    size = 0
-    for unsettled in owed.files:
-        if part and size + unsettled.bytes > COMMIT_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(unsettled)
-        size += unsettled.bytes
-    yield part
-
-
-def _replaced(new: Sequence[NewDelete]) -> list[DeleteEntry]:
-    """Name the deletes that a vector stands for from now on: the one before it, and position deletes of its file alone."""
-    return [
-        old
-        for delete in new
-        if delete.offset is not None
-        for old in delete.of.others
-        if old.kind is DeleteKind.VECTOR or old.referenced == delete.of.file.path
-    ]
 
 
 def _check_formats(view: View, owed: Debt) -> None:
@@ -165,7 +140,7 @@ def _commit(live: JavaTable, view: View, change: _Change) -> int | None:
     """Commit a change; None when another one touched the same files."""
     ident = uuid.uuid4().hex
     added = [_described(view, new) for new in change.new]
-    removed = [_described_entry(view, old) for old in change.removed]
+    removed = [described(view, old) for old in change.removed]
     failpoint("settle.before-commit")
     landed = live.commit_deletes(
         added,
@@ -198,8 +173,9 @@ def _described(view: View, new: NewDelete) -> dict[str, Any]:
     return described
 
 
-def _described_entry(view: View, old: DeleteEntry) -> dict[str, Any]:
-    described: dict[str, Any] = {
+def described(view: View, old: DeleteEntry) -> dict[str, Any]:
+    """Describe a delete of the table the way Iceberg's ContentFileParser reads it."""
+    told: dict[str, Any] = {
         "spec-id": old.spec_id,
         "content": "EQUALITY_DELETES" if old.kind is DeleteKind.EQUALITY else "POSITION_DELETES",
         "file-path": old.path,
@@ -209,14 +185,14 @@ def _described_entry(view: View, old: DeleteEntry) -> dict[str, Any]:
         "record-count": old.records,
     }
     if old.equality_ids:
-        described["equality-ids"] = list(old.equality_ids)
+        told["equality-ids"] = list(old.equality_ids)
     if old.kind is DeleteKind.VECTOR:
-        described |= {
+        told |= {
             "referenced-data-file": old.referenced,
             "content-offset": old.offset,
             "content-size-in-bytes": old.length,
         }
-    return described
+    return told
 
 
 def _partition(view: View, file: DataEntry | DeleteEntry) -> Mapping[str, Any]:

@@ -1,0 +1,134 @@
+"""Iceberg's own way to rewrite data files, taken apart: its planner makes groups of files, its runner rewrites one of them.
+
+Its action does both for all groups at once. It can be bounded by a number of files only, and it cleans up after a commit that it
+believes refused, also when that had landed and only the answer was lost: the table could not be read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from icefront.core.errors import Stopped
+from icefront.iceberg.java import JavaObject, JavaTable, Upkept, call, said
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RUNNERS = "org.apache.iceberg.spark.actions."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Files of one partition that become fewer, or lose their dead rows, in one go."""
+
+    planned: JavaObject
+    files: int
+    bytes: int
+
+
+class Rewriter:
+    """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are."""
+
+    def __init__(self, spark: SparkSession, table: JavaTable, options: Mapping[str, str], columns: Sequence[str] | None) -> None:
+        self._gateway = table.gateway
+        self._table = table
+        self._options = self._gateway.string_map(options)
+        jvm: Any = spark._jvm  # noqa: SLF001
+        self._iceberg = jvm.org.apache.iceberg
+        self._lists = self._iceberg.relocated.com.google.common.collect.Lists
+        # As Iceberg's action has it: adaptive execution would change the partitioning of what is written.
+        session = self._gateway.session.cloneSession()
+        session.conf().set("spark.sql.adaptive.enabled", "false")
+        arguments = [session, table.table, *([] if columns is None else [self._order(columns)])]
+        self._runner = self._private(
+            "SparkBinPackFileRewriteRunner" if columns is None else "SparkSortFileRewriteRunner", arguments
+        )
+        self._runner.init(self._gateway.string_map({}))
+        self._planned_at: JavaObject = None
+
+    def _order(self, columns: Sequence[str]) -> JavaObject:
+        """Make a sort order; of no columns it is the table's own."""
+        if not columns:
+            return self._table.table.sortOrder()
+        order = self._iceberg.SortOrder.builderFor(self._table.table.schema())
+        for column in columns:
+            order = order.asc(column)
+        return order.build()
+
+    def _private(self, name: str, arguments: Sequence[JavaObject]) -> JavaObject:
+        """Make an object of a class that Iceberg has for itself: its action makes it the same way."""
+        kind = self._table.table.getClass().getClassLoader().loadClass(_RUNNERS + name)
+        constructor = next(c for c in kind.getDeclaredConstructors() if c.getParameterCount() == len(arguments))
+        constructor.setAccessible(True)
+        jvm: Any = self._gateway.spark._jvm  # noqa: SLF001
+        given = self._gateway.spark.sparkContext._gateway.new_array(jvm.java.lang.Object, len(arguments))  # noqa: SLF001
+        for place, argument in enumerate(arguments):
+            given[place] = argument
+        return constructor.newInstance(given)
+
+    def plan(self) -> list[Group]:
+        """Find what is worth rewriting in the table as it is now."""
+        self._table.refresh()
+        self._planned_at = self._table.table.currentSnapshot()
+        if self._planned_at is None:
+            return []
+        planner = self._iceberg.actions.BinPackRewriteFilePlanner(self._table.table)
+        planner.init(self._options)
+        groups = call(lambda: self._lists.newArrayList(planner.plan().groups()))
+        found = (groups.get(place) for place in range(groups.size()))
+        return [Group(group, group.inputFileNum(), group.inputFilesSizeInBytes()) for group in found]
+
+    def others_committed(self, ours: Collection[int]) -> bool:
+        """Say whether there is a snapshot since the planned one that is not among ours."""
+        self._table.refresh()
+        planned, snapshot = self._planned_at.snapshotId(), self._table.table.currentSnapshot()
+        while snapshot is not None and (number := snapshot.snapshotId()) != planned:
+            if number not in ours:
+                return True
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else self._table.table.snapshot(parent)
+        return snapshot is None
+
+    def write(self, group: Group) -> None:
+        """Write a group's live rows into new files; nothing is committed yet."""
+        try:
+            group.planned.setOutputFiles(self._runner.rewrite(group.planned))
+        except (Py4JJavaError, CapturedException) as error:
+            raise Stopped(
+                f"files of {self._table.name} could not be rewritten: {said(error)}",
+                "what was committed before is kept; look into Spark's log, then compact again",
+            ) from error
+
+    def commit(self, groups: Iterable[Group], entries: Mapping[str, str], *, patience: float) -> Upkept:
+        """Put the new files of groups in the place of the old ones.
+
+        They take the sequence number of the snapshot that was planned: what was deleted since then is deleted in them too.
+        """
+        together = [group.planned for group in groups]
+        at, number = self._planned_at.snapshotId(), self._planned_at.sequenceNumber()
+
+        def change(transaction: JavaObject) -> JavaObject:
+            update = transaction.newRewrite().validateFromSnapshot(at)
+            gone, vectors, new = self._sets()
+            for group in together:
+                gone.addAll(group.rewrittenFiles())
+                vectors.addAll(group.danglingDVs())
+                new.addAll(group.addedFiles())
+            return update.rewriteFiles(gone, vectors, new, self._sets()[1]).dataSequenceNumber(number)
+
+        return self._table.commit_upkeep(change, entries, patience=patience)
+
+    def _sets(self) -> tuple[JavaObject, JavaObject, JavaObject]:
+        data, deletes = self._iceberg.util.DataFileSet, self._iceberg.util.DeleteFileSet
+        return data.create(), deletes.create(), data.create()
+
+    def discard(self, groups: Iterable[Group]) -> None:
+        """Delete what was written for groups that were surely not committed."""
+        manager = self._iceberg.actions.RewriteDataFilesCommitManager(self._table.table)
+        for group in groups:
+            manager.abortFileGroup(group.planned)

@@ -1,0 +1,99 @@
+"""What a keeper works with: a Spark session, in a scheduler pool of its own."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from icefront.iceberg.view import View
+from icefront.upkeep.compact import compact
+from icefront.upkeep.expire import expire
+from icefront.upkeep.health import Meter
+from icefront.upkeep.keeper import Did
+from icefront.upkeep.need import Health, Kind, Terms, keep
+from icefront.upkeep.settle import settle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from icefront.iceberg.java import Gateway
+
+POOL = "upkeep"
+MIN_FILES = 5
+"""As many files of a partition are packed together once a compaction is begun, also where no partition alone was reason enough."""
+
+
+class SparkHands:
+    """`keeper.Hands` on a Spark session. Local properties are a thread's own: only the keeper's jobs are in its pool."""
+
+    def __init__(self, spark: SparkSession, staged: Callable[[], Collection[str]], terms: Terms) -> None:
+        self._spark = spark
+        self._staged = staged
+        self._terms = terms
+        self._tag = f"icefront-upkeep-{uuid.uuid4().hex}"
+        self._gateway: Gateway | None = None
+        self._meters: dict[str, Meter] = {}
+        self._measured: dict[str, tuple[str, Health]] = {}
+        """By table: the metadata file that was measured, and what was found."""
+
+    def measure(self, table: str) -> Health | None:
+        from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        self._apart()
+        self._gateway = self._gateway or Gateway(self._spark)
+        found = self._gateway.load(table)
+        if found is None:
+            return None
+        file = str(found.metadata().metadataFileLocation())
+        if self._measured.get(table, ("",))[0] != file:
+            # Where nothing is compacted, nobody asks for small files.
+            meter = self._meters.setdefault(table, Meter(self._terms.compact.files if self._terms.compact else sys.maxsize))
+            health = meter.measure(View.of(self._spark, table))
+            self._measured[table] = file, health
+        return self._measured[table][1]
+
+    def work(self, kind: Kind, table: str, health: Health) -> Did:
+        self._apart()
+        terms = self._terms
+        match kind:
+            case Kind.SETTLE:
+                settled = settle(self._spark, table)
+                return Did(asdict(settled), idle=not settled.equality_files)
+            case Kind.COMPACT:
+                assert terms.compact is not None
+                wanted = terms.compact
+                compacted = compact(
+                    self._spark,
+                    table,
+                    sort=wanted.sort,
+                    max_bytes=wanted.max_bytes,
+                    dead=wanted.dead,
+                    min_files=min(MIN_FILES, wanted.files),
+                )
+                # Files that stay as many are not rewritten again and again.
+                return Did(asdict(compacted), idle=compacted.files_after >= compacted.files_before and not compacted.dead_rows)
+            case Kind.EXPIRE | Kind.ORPHANS:
+                assert terms.expire is not None
+                expired = expire(
+                    self._spark,
+                    table,
+                    keep=keep(health, terms.expire, datetime.now(UTC)),
+                    at_least=terms.expire.at_least,
+                    orphans_after=terms.expire.orphans if kind is Kind.ORPHANS else None,
+                    staged=self._staged,
+                )
+                return Did(asdict(expired), idle=kind is Kind.EXPIRE and not expired.snapshots)
+
+    def cancel(self) -> None:
+        self._spark.sparkContext.cancelJobsWithTag(self._tag)
+
+    def _apart(self) -> None:
+        """Let this thread's jobs have a share of Spark beside the epochs', and a name by which they can be cancelled."""
+        context = self._spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", POOL)
+        # Iceberg's actions give their jobs a group of their own, and leave tags alone.
+        context.addJobTag(self._tag)

@@ -1,0 +1,132 @@
+"""How well a table reads, from metadata alone: the newest snapshot's summary first, manifests only where it leaves a question.
+
+summary ─▶ nothing unsettled, few files? ─▶ done
+                  └─ no ─▶ manifests, each read once however often a table is measured
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from icefront.iceberg.live import DeleteKind, Entries, Ref
+from icefront.iceberg.view import View
+from icefront.upkeep.need import Health
+
+TARGET_SIZE = "write.target-file-size-bytes"
+DEFAULT_TARGET_SIZE = 512 * 1024**2
+SMALL = 0.75
+"""Of the target size: below that Iceberg's own rewrite takes a file for too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one manifest tells: of data files sizes and ages, of equality deletes all that is asked."""
+
+    sequences: Any = None
+    """Of its data files, sorted."""
+    small: Mapping[Any, int] = field(default_factory=dict)
+    """Small files by partition."""
+    equality: Sequence[tuple[int, int, int]] = ()
+    """Sequence number, rows and bytes of each equality delete."""
+
+
+class Meter:
+    """Measures one table, again and again."""
+
+    def __init__(self, few: int = 0) -> None:
+        """Tables of fewer data files than `few` have few small ones: their manifests are not read for that."""
+        self._few = few
+        self._told: dict[tuple[Ref, int], _Told] = {}
+
+    def measure(self, view: View) -> Health:
+        metadata = view.metadata
+        current = metadata.current_snapshot()
+        if current is None:
+            return Health(snapshots=len(metadata.snapshots))
+        said = _summary(current)
+        told = self._ask(view, current, said)
+        equality = [delete for each in told for delete in each.equality]
+        # Without manifests read, every file may be a small one.
+        small = _worst(told) if told else int(said.get("total-data-files", "0"))
+        return Health(
+            snapshot=current.snapshot_id,
+            rows=int(said.get("total-records", "0")),
+            bytes=int(said.get("total-files-size", "0")),
+            data_files=int(said.get("total-data-files", "0")),
+            equality_files=len(equality),
+            equality_rows=sum(rows for _, rows, _ in equality),
+            oldest_equality=_published(metadata, min(sequence for sequence, _, _ in equality)) if equality else None,
+            delete_reads=_delete_reads(told, equality),
+            small_files=small,
+            dead_rows=int(said.get("total-position-deletes", "0")),
+            snapshots=len(metadata.snapshots),
+            loose=_loose(metadata),
+            may_delete=metadata.properties.get("gc.enabled", "true").lower() != "false",
+        )
+
+    def _ask(self, view: View, current: Snapshot, said: Mapping[str, str]) -> list[_Told]:
+        """Ask the manifests that leave something to ask; what they told before is remembered."""
+        unsettled = said.get("total-equality-deletes") != "0"
+        # A summary may leave counts out.
+        if not unsettled and int(said.get("total-data-files", self._few)) < self._few:
+            return []
+        limit = int(SMALL * int(view.metadata.properties.get(TARGET_SIZE, DEFAULT_TARGET_SIZE)))
+        manifests = view.manifests()
+        refs = [ref for ref in manifests.of(current).values() if ref.has_data or unsettled]
+        missing = [ref for ref in refs if (ref, limit) not in self._told]
+        found = {(ref, limit): _told(entries, limit) for ref, entries in zip(missing, manifests.entries(missing), strict=True)}
+        self._told = {(ref, limit): found.get((ref, limit)) or self._told[ref, limit] for ref in refs}
+        return list(self._told.values())
+
+
+def _told(entries: Entries, limit: int) -> _Told:
+    if entries.data is None:
+        equality = [(d.sequence, d.records, d.length) for d in entries.deletes if d.kind is DeleteKind.EQUALITY]
+        return _Told(equality=equality)
+    data = entries.data
+    small = Counter(
+        (data.spec_id, partition) for partition, size in zip(data.partitions, data.sizes, strict=True) if size < limit
+    )
+    return _Told(np.sort(np.asarray(data.sequences, np.int64)), small)
+
+
+def _worst(told: Sequence[_Told]) -> int:
+    total: Counter[Any] = Counter()
+    for each in told:
+        total.update(each.small)
+    return max(total.values(), default=0)
+
+
+def _delete_reads(told: Sequence[_Told], equality: Sequence[tuple[int, int, int]]) -> int:
+    """Add up what data files load of equality deletes: a delete is for files that are older than it."""
+    older = [each.sequences for each in told if each.sequences is not None]
+    sequences = np.array([sequence for sequence, _, _ in equality], np.int64)
+    files = sum((np.searchsorted(each, sequences, side="left") for each in older), np.zeros(len(equality), np.int64))
+    return int((files * np.array([size for _, _, size in equality], np.int64)).sum())
+
+
+def _published(metadata: TableMetadata, sequence: int) -> datetime | None:
+    """Say when a sequence number was given; of an expired snapshot, since when at the latest."""
+    since = [s.timestamp_ms for s in metadata.snapshots if (s.sequence_number or 0) >= sequence]
+    return _moment(min(since)) if since else None
+
+
+def _loose(metadata: TableMetadata) -> tuple[datetime, ...]:
+    named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}
+    return tuple(_moment(ms) for ms in sorted(s.timestamp_ms for s in metadata.snapshots if s.snapshot_id not in named))
+
+
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

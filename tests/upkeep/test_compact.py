@@ -1,0 +1,385 @@
+"""Compacting real tables: the same rows in fewer files, beside publishes and settles."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from icefront.changes import changes
+from icefront.core.errors import ConfigError
+from icefront.iceberg.live import DeleteKind
+from icefront.iceberg.rewriting import Rewriter
+from icefront.iceberg.view import View
+from icefront.proof import failpoints
+from icefront.upkeep import compact as compacting
+from icefront.upkeep.compact import Compacted, compact, next_batch, order, worst_first
+from icefront.upkeep.settle import settle
+from tests.changes.oracle import spelled
+from tests.changes.streaming import Streaming
+from tests.changes.test_changes import create
+from tests.upkeep.test_settle import by_pyiceberg, deletes, rows
+
+pytestmark = pytest.mark.spark
+
+
+def fill(spark: Any, table: str, files: int = 6, per_file: int = 10) -> Streaming:
+    """Many small files."""
+    writer = Streaming(spark, table)
+    for start in range(0, files * per_file, per_file):
+        writer.commit([{"id": i, "v": f"v{i}", "n": i % 3} for i in range(start, start + per_file)])
+    return writer
+
+
+def files(spark: Any, table: str) -> list[Any]:
+    spark.sql(f"REFRESH TABLE {table}")
+    return list(spark.sql(f"SELECT * FROM {table}.data_files").collect())
+
+
+def with_ids(spark: Any, table: str) -> Counter[Any]:
+    found = spark.sql(f"SELECT _row_id, _last_updated_sequence_number, * FROM {table}").collect()
+    return Counter(tuple(spelled(v) for v in row) for row in found)
+
+
+def check(spark: Any, table: str, **options: Any) -> Compacted:
+    """Compact; nobody sees another row, and no change. Rows that have ids keep them."""
+    snapshot = View.of(spark, table).metadata.current_snapshot()
+    read = rows if snapshot is None or snapshot.first_row_id is None else with_ids
+    spark.sql(f"REFRESH TABLE {table}")
+    before, at = read(spark, table), View.of(spark, table).metadata.current_snapshot_id
+    done = compact(spark, table, **options)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert read(spark, table) == before
+    assert changes(spark, table, at).collect() == []
+    told = {s.snapshot_id: s.summary and s.summary["icefront.upkeep"] for s in View.of(spark, table).metadata.snapshots}
+    assert {told[snapshot] for snapshot in done.snapshots} <= {"compact"}
+    assert done.failed_groups == 0
+    return done
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_small_files_become_one_and_dead_rows_leave(spark: Any, lake_folder: Any, table: str, version: int) -> None:
+    create(spark, table, version=version)
+    fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}, {"id": 41}])
+    settle(spark, table)
+    done = check(spark, table)
+    assert (done.files_before, done.files_after, done.dead_rows, done.left) == (7, 1, 2, 0)
+    assert deletes(spark, table) == {}, "a delete of nothing is not kept"
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+    assert check(spark, table).snapshots == (), "there is nothing left to compact"
+
+
+@pytest.mark.parametrize(("version", "everywhere"), [(2, True), (3, True), (3, False)])
+def test_unsettled_deletes_are_kept_as_long_as_they_hold_for_a_file(
+    spark: Any, lake_folder: Any, table: str, version: int, everywhere: Any
+) -> None:
+    """Also where it holds everywhere, and no file is in a partition of its own."""
+    create(spark, table, version=version)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+    for start in range(0, 30, 5):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range({start}, {start + 5})")
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 1 FROM range(100, 105)")
+    Streaming(spark, table).upsert([], [{"id": 3, "n": 0}, {"id": 101, "n": 1}], everywhere=everywhere)
+    done = check(spark, table)
+    assert (done.files_before, done.files_after, done.dead_rows) == (6, 1, 1)
+    assert deletes(spark, table) == {DeleteKind.EQUALITY: 1}, "the one that partition 1 still needs"
+    check(spark, table, everything=True)
+    assert deletes(spark, table) == {}
+    assert sorted(row[0] for row in spark.table(table).collect()) == [
+        *(i for i in range(30) if i != 3),
+        100,
+        102,
+        103,
+        104,
+    ]
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+def test_one_file_with_many_dead_rows(spark: Any, table: str) -> None:
+    create(spark, table)
+    fill(spark, table, files=1)
+    Streaming(spark, table).commit([], [{"id": i} for i in range(4)])
+    settle(spark, table)
+    assert compact(spark, table, dead=0.5).snapshots == ()
+    assert check(spark, table, dead=0.4).dead_rows == 4
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_files_without_a_live_row_leave(spark: Any, table: str, version: int) -> None:
+    create(spark, table, version=version)
+    fill(spark, table, files=2)
+    Streaming(spark, table).commit([], [{"id": i} for i in range(20)])
+    settle(spark, table)
+    done = check(spark, table)
+    assert (done.files_before, done.files_after, done.dead_rows) == (2, 0, 20)
+    assert deletes(spark, table) == {}
+
+
+def test_rows_are_sorted_by_the_key_so_that_later_settles_look_at_less(spark: Any, table: str) -> None:
+    create(spark, table, columns="id bigint NOT NULL, v string, n int")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='2000')")
+    spark.sql(f"ALTER TABLE {table} SET IDENTIFIER FIELDS id")
+    writer = Streaming(spark, table)
+    for start in range(5):
+        writer.commit([{"id": i, "v": "v" * 100, "n": 0} for i in range(start, 500, 5)])
+    check(spark, table, everything=True)
+    found = sorted((row.readable_metrics.id.lower_bound, row.readable_metrics.id.upper_bound) for row in files(spark, table))
+    assert len(found) > 1
+    assert all(before[1] < after[0] for before, after in pairwise(found)), found
+
+
+def test_what_rows_are_sorted_by(spark: Any, table: str) -> None:
+    create(spark, table)
+    fill(spark, table, files=1)
+    assert order(View.of(spark, table), "auto") is None
+    Streaming(spark, table).commit([], [{"n": 7, "v": "x"}], keys=("n", "v"))
+    assert order(View.of(spark, table), "auto") == ["n", "v"]
+    assert order(View.of(spark, table), "off") is None
+    assert order(View.of(spark, table), ["v"]) == ["v"]
+    with pytest.raises(ConfigError, match="has no column w"):
+        order(View.of(spark, table), ["v", "w"])
+    spark.sql(f"ALTER TABLE {table} WRITE ORDERED BY v DESC")
+    assert order(View.of(spark, table), "auto") == (), "its own"
+    check(spark, table, everything=True)
+    assert [row.v for row in spark.table(table).collect()] == sorted((f"v{i}" for i in range(10)), reverse=True)
+
+
+@pytest.mark.parametrize("partitioned", ["n", "bucket(2, id)"])
+def test_files_of_an_old_partitioning_move_into_the_new_one(spark: Any, table: str, partitioned: str) -> None:
+    create(spark, table, version=2)
+    fill(spark, table)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD {partitioned}")
+    spark.sql(f"INSERT INTO {table} VALUES (1000, NULL, NULL)")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version'='3')")
+    done = check(spark, table)
+    assert done.files_before in {6, 7}, "Iceberg packs files of other partitionings with those whose partition is null"
+    assert {row.spec_id for row in files(spark, table)} == {1}
+
+
+def test_deletes_of_a_table_that_was_upgraded(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table, version=2)
+    fill(spark, table)
+    spark.sql(f"DELETE FROM {table} WHERE id IN (1, 12)")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version'='3')")
+    spark.sql(f"DELETE FROM {table} WHERE id IN (2, 13)")
+    Streaming(spark, table).commit([], [{"id": 14}])
+    assert check(spark, table).dead_rows == 5
+    assert deletes(spark, table) == {}
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+@pytest.mark.parametrize("written", ["orc", "avro"])
+def test_other_formats(spark: Any, table: str, written: str) -> None:
+    create(spark, table, version=2)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='{written}')")
+    for start in range(0, 15, 3):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range({start}, {start + 3})")
+    assert check(spark, table).files_after == 1
+    assert [row.file_format.lower() for row in files(spark, table)] == [written]
+
+
+def test_tables_with_nothing_in_them(spark: Any, table: str) -> None:
+    create(spark, table)
+    assert compact(spark, table).snapshots == ()
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a', 1)")
+    spark.sql(f"DELETE FROM {table}")
+    assert compact(spark, table, everything=True).snapshots == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"dead": 0}, "dead is 0"),
+        ({"min_files": 0}, "min_files is 0"),
+        ({"max_bytes": 0}, "max_bytes is 0"),
+        ({"sort": ["x"]}, "has no column x"),
+    ],
+)
+def test_wrong_options(spark: Any, table: str, options: Any, fact: str) -> None:
+    create(spark, table)
+    with pytest.raises(ConfigError, match=fact):
+        compact(spark, table, **options)
+
+
+@pytest.mark.parametrize("name", ["lake.t.nowhere", "lake.nowhere.t", "nowhere"])
+def test_a_table_that_does_not_exist(spark: Any, name: str) -> None:
+    with pytest.raises(ConfigError):
+        compact(spark, name)
+
+
+# ── bounded ────────────────────────────────────────────────────────────────────────────────
+def test_work_is_bounded_and_goes_on_the_next_time(spark: Any, table: str) -> None:
+    create(spark, table)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+    for _ in range(3):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', CAST(id % 3 AS int) FROM range(9)")
+    size = sum(row.file_size_in_bytes for row in files(spark, table) if row.partition.n == 0)
+    lefts = []
+    for _ in range(3):
+        done = check(spark, table, max_bytes=size + 10, min_files=3)
+        assert 0 < done.bytes <= size + 10
+        lefts.append(done.left)
+    assert lefts == [6, 3, 0]
+    assert len(files(spark, table)) == 3
+
+
+def test_a_group_that_is_larger_than_the_bound_is_not_left_for_ever(spark: Any, table: str) -> None:
+    create(spark, table)
+    fill(spark, table, files=1)
+    spark.sql(f"DELETE FROM {table} WHERE id < 5")
+    assert check(spark, table, max_bytes=1).dead_rows == 5
+
+
+class _Sized:
+    def __init__(self, size: int, count: int) -> None:
+        self.bytes, self.files = size, count
+
+
+def test_small_groups_share_a_commit() -> None:
+    small: list[Any] = [_Sized(10, 5) for _ in range(3)]
+    large: Any = _Sized(compacting.COMMIT_BYTES * 2, 9)
+    assert next_batch([*small, large], None) == small
+    assert next_batch([large, *small], None) == [large]
+    assert next_batch([large, *small], 25) == small[:2]
+    assert next_batch([large], 25) == []
+    assert next_batch([large, *small], 25, whatever=True) == [large]
+    assert worst_first([large, *small])[-1] is large
+
+
+@pytest.mark.parametrize("place", ["compact.before", "compact.before-commit", "compact.after"])
+def test_what_ends_at_a_failpoint_is_done_by_the_next_one(
+    spark: Any, table: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    fill(spark, table).commit([], [{"id": 7}])
+    before = rows(spark, table)
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"{place}=raise"))
+    with pytest.raises(failpoints.FailpointError):
+        compact(spark, table)
+    assert rows(spark, table) == before
+    assert len(files(spark, table)) == (1 if place == "compact.after" else 6)
+    check(spark, table)
+    assert len(files(spark, table)) == 1
+
+
+# ── beside others ──────────────────────────────────────────────────────────────────────────
+class Between:
+    """Something that happens after groups were rewritten and before they are committed, a few times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, happens: Sequence[Callable[[], object]]) -> None:
+        left = list(happens)
+        commit = Rewriter.commit
+
+        def first(*arguments: Any, **options: Any) -> Any:
+            if left:
+                left.pop(0)()
+            return commit(*arguments, **options)
+
+        monkeypatch.setattr(Rewriter, "commit", first)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_publish_between_does_not_matter(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    writer = fill(spark, table)
+    Between(monkeypatch, [lambda: writer.commit([{"id": 2, "v": "later", "n": 0}], [{"id": 2}, {"id": 3}])])
+    done = compact(spark, table)
+    assert (done.failed_groups, done.files_before) == (0, 6), "they commute"
+    now = rows(spark, table)
+    assert sum(now.values()) == 59
+    assert {row[1] for row in now if row[0] in {"2", 2}} == {"later"}
+    settle(spark, table)
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table) == now
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_settle_between_makes_it_plan_anew(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    fill(spark, table).commit([], [{"id": 1}, {"id": 41}])
+    before = rows(spark, table)
+    Between(monkeypatch, [lambda: settle(spark, table)])
+    done = compact(spark, table)
+    assert (done.failed_groups, done.files_before, done.files_after, done.left) == (1, 6, 1, 0)
+    assert done.dead_rows == 2
+    assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
+    assert deletes(spark, table) == {}
+    known = {name(row[0]) for row in spark.sql(f"SELECT file_path FROM {table}.all_files").collect()}
+    folder = Path(urlsplit(View.of(spark, table).metadata.location).path) / "data"
+    assert {path.name for path in folder.rglob("*.parquet")} == {one for one in known if one.endswith(".parquet")}
+
+
+def name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def test_everything_is_planned_once_and_what_lost_is_left(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(spark, table)
+    fill(spark, table, files=3)
+    Between(monkeypatch, [lambda: spark.sql(f"DELETE FROM {table} WHERE id = 1")])
+    done = compact(spark, table, everything=True)
+    assert (done.failed_groups, done.left, done.files_before) == (1, 3, 0)
+    assert check(spark, table, everything=True).files_after == 1
+
+
+def test_one_that_always_loses_says_so_and_the_others_are_compacted(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+    for start in range(0, 40, 8):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', CAST(id % 2 AS int) FROM range({start}, {start + 8})")
+    victims = iter(range(0, 40, 2))
+    monkeypatch.setattr(compacting, "COMMIT_BYTES", 10**9)
+    Between(monkeypatch, [lambda: spark.sql(f"DELETE FROM {table} WHERE id = {next(victims)}")] * 20)
+    done = compact(spark, table, dead=1.0)
+    assert done.failed_groups > 0
+    assert done.left == 5, "those of partition 0"
+    assert Counter(row.partition.n for row in files(spark, table)) == {0: 5, 1: 1}
+    monkeypatch.undo()
+    assert check(spark, table, dead=1.0).left == 0
+
+
+def test_a_settle_and_a_compaction_at_once_while_rows_are_published(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table)
+    writer = fill(spark, table)
+    expected = {i: f"v{i}" for i in range(60)}
+    failed: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+        return run
+
+    for turn in range(3):
+        at_once = [
+            threading.Thread(target=guarded(lambda: settle(spark, table))),
+            threading.Thread(target=guarded(lambda: compact(spark, table, min_files=2))),
+        ]
+        for one in at_once:
+            one.start()
+        for step in range(3):
+            upserted = turn * 10 + step
+            writer.commit([{"id": upserted, "v": f"w{turn}", "n": 0}], [{"id": upserted}, {"id": upserted + 30}])
+            expected[upserted] = f"w{turn}"
+            expected.pop(upserted + 30, None)
+        for one in at_once:
+            one.join()
+    assert failed == []
+    settle(spark, table)
+    assert {row[0]: row[1] for row in spark.sql(f"SELECT id, v FROM {table}").collect()} == expected
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
