@@ -1,7 +1,7 @@
 """What upkeep costs, and what it is worth.
 
     settle      a settle of many keys, against its floor: bare pyarrow that reads the key column and looks the keys up, on all cores
-    all in      epochs, settles and compactions, against `MERGE INTO` alone for the same changes; then both tables are read
+    all in      epochs and all upkeep that is due by default, against `MERGE INTO` alone for the same changes; then both tables are read
     publishes   the commit step of small epochs, alone and while settles and compactions of the same table go on
 
 For each round of the first the table is set back to where it had not been settled. The table that was merged into is compacted by
@@ -11,10 +11,12 @@ Iceberg before it is read, which is not counted against it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,8 +32,13 @@ from bench.lake import Lake, Live
 from bench.measure import Memory, Rounds, Spread, percentile, play
 from bench.merge import checksum
 from bench.results import Figure, Result
+from icefront.settings.upkeep import Upkeep
+from icefront.state.records import CycleRecord
+from icefront.state.store import StateStore
 from icefront.testing.feeds import BulkFeed
 from icefront.upkeep.compact import compact
+from icefront.upkeep.hands import SparkHands
+from icefront.upkeep.keeper import Keeper
 from icefront.upkeep.settle import Settled, settle
 
 
@@ -42,7 +49,7 @@ class Form:
     rows: int
     changes: int
     together: int
-    """Epochs of a round; after them comes a settle, and a compaction if it finds something."""
+    """Epochs of a round."""
     rounds: int
     settled: int
     """Epochs that one measured settle ends."""
@@ -63,11 +70,13 @@ def measure(form_name: str, say: Callable[[str], None]) -> Result:
         pair = epochs.load(stack, lake, form.rows, form.changes, say)
         epochs.tune(pair, lake, say)
         settling, done = settles(lake, pair, form, say)
-        against = all_in(lake, pair, form, say)
+        cycles: list[CycleRecord] = []
+        against = all_in(stack, lake, pair, form, cycles, say)
+        say(f"upkeep: {told(cycles)}")
         reading = read(lake, pair, say)
         beside = publishes(stack, lake, form, say)
         peaks = {rows: peak(lake, rows, form, say) for rows in form.memory}
-    return report(form_name, form, pair, settling, done, against, reading, beside, peaks)
+    return report(form_name, form, pair, settling, done, against, told(cycles), reading, beside, peaks)
 
 
 # ── settle ─────────────────────────────────────────────────────────────────────────────────
@@ -138,10 +147,19 @@ def peak(lake: Lake, rows: int, form: Form, say: Callable[[str], None]) -> float
 
 
 # ── all in ─────────────────────────────────────────────────────────────────────────────────
-def all_in(lake: Lake, pair: Pair, form: Form, say: Callable[[str], None]) -> Rounds:
-    """Epochs with the upkeep that they make necessary, against `MERGE INTO`."""
+def all_in(stack: ExitStack, lake: Lake, pair: Pair, form: Form, cycles: list[CycleRecord], say: Callable[[str], None]) -> Rounds:
+    """Epochs with the upkeep that `upkeep: auto` finds due, as if ten seconds passed from each to the next, against `MERGE INTO`."""
     table = lake.table(f"rows_{pair.feed.keys}")
     batches: list[Sequence[Path]] = []
+    ahead = timedelta()
+
+    def now() -> datetime:
+        return datetime.now(UTC) + ahead
+
+    notes = stack.enter_context(StateStore(lake.folder / "upkeep.db", clock=lambda: now().timestamp()))
+    terms = Upkeep().terms
+    keeper = Keeper("bench", terms, SparkHands(lake.spark, notes.staged_paths, terms), notes, tell=cycles.append, clock=now)
+    keeper.watch(table)
 
     def arrive() -> None:
         batches.clear()
@@ -150,16 +168,23 @@ def all_in(lake: Lake, pair: Pair, form: Form, say: Callable[[str], None]) -> Ro
             batches.append(pair.files)
 
     def ours() -> None:
+        nonlocal ahead
         for _ in range(form.together):
             pair.ours()
-        settle(lake.spark, table)
-        compact(lake.spark, table)
+            ahead += timedelta(seconds=pair.feed.period)
+            while keeper.step(at_once=True) is not None:
+                pass
 
     def theirs() -> None:
         for batch in batches:
             pair.merged.merge(batch)
 
     return play({"ours": ours, "MERGE": theirs}, rounds=form.rounds, before=arrive, say=say)
+
+
+def told(cycles: Sequence[CycleRecord]) -> str:
+    counted = Counter(f"{cycle.kind} {cycle.outcome}" for cycle in cycles)
+    return ", ".join(f"{number} × {what}" for what, number in counted.items())
 
 
 def read(lake: Lake, pair: Pair, say: Callable[[str], None]) -> Rounds:
@@ -231,6 +256,7 @@ def report(
     settling: Rounds,
     done: Settled,
     against: Rounds,
+    cycles: str,
     reading: Rounds,
     beside: Mapping[str, Sequence[float]],
     peaks: dict[int, float],
@@ -239,7 +265,7 @@ def report(
         Figure.of("settle", settling.seconds("settle"), "s"),
         Figure.of("the same keys looked up by bare pyarrow", settling.seconds("floor"), "s"),
         Figure.of("settle / bare pyarrow", settling.ratio("settle", "floor"), "×", "at most 3"),
-        Figure.of(f"{form.together} epochs with settle and compaction", against.seconds("ours"), "s"),
+        Figure.of(f"{form.together} epochs with their upkeep", against.seconds("ours"), "s"),
         Figure.of(f"{form.together} × MERGE INTO", against.seconds("MERGE"), "s"),
         Figure.of("MERGE INTO / ours, all in", against.ratio("MERGE", "ours"), "×", "at least 5"),
         Figure.of("reading afterwards, ours", reading.seconds("ours"), "s"),
@@ -255,7 +281,8 @@ def report(
     facts: dict[str, Any] = {
         "table": f"{form.rows:,} rows of six columns, int64 keys; epochs of {form.changes:,} changes of random keys",
         "settle": f"{done.equality_files} equality-delete files, {done.dead_rows:,} dead rows in {done.files_with_dead_rows} files",
-        "all in": f"a settle and a compaction after every {form.together} epochs, against MERGE INTO without any",
+        "all in": f"{form.together * form.rounds} epochs, ten seconds apart by the keeper's clock, and what `upkeep: auto` did meanwhile ({cycles}); "
+        "against MERGE INTO without any upkeep",
         "MERGE INTO": str(pair.merged.setting),
         "commit step": f"{form.publishes} epochs of 1,000 changes into {max(1000, form.rows // 2):,} rows",
         "results": "equal: row count and two sums of 64-bit row hashes of both tables",

@@ -18,7 +18,7 @@ from icefront.cli import main
 from icefront.core import protocol
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.files import ClosedFile, Staged
-from icefront.core.marks import START, Mark, Position
+from icefront.core.marks import START, Mark, Position, Writer
 from icefront.core.protocol import Claim, Decision, Head, NotLanded, Publication
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import java
@@ -58,6 +58,23 @@ def writer_unchecked(patch: Patch) -> None:
         return decide(replace(mark, writer=onto.writer), epoch, name, onto)
 
     patch(protocol, "decide", decided)
+
+
+def change_unfenced(patch: Patch) -> None:
+    """Change schema and partitioning whoever owns the target; claims and publishes are fenced as ever."""
+    fence = protocol.fence
+    changes: list[Claim] = []
+
+    def renewed(head: Head, pipeline: str, target: str, writer: Writer) -> Claim:
+        assert head.mark is not None
+        changes.append(Claim(pipeline, target, writer, head.mark.source, head.mark))
+        return changes[-1]
+
+    def fenced(head: Head, intent: Claim | Publication) -> Mark:
+        return intent.mark() if any(intent is change for change in changes) else fence(head, intent)
+
+    patch(iceberg, "renewal", renewed)
+    patch(iceberg, "fence", fenced)
 
 
 def commit_transaction(patch: Patch) -> None:
@@ -132,6 +149,7 @@ SWITCHES: Mapping[str, Callable[[Patch], None]] = {
     "fence-off": fence_off,
     "lower-unchecked": lower_unchecked,
     "writer-unchecked": writer_unchecked,
+    "change-unfenced": change_unfenced,
     "commit-transaction": commit_transaction,
     "fence-says-no": fence_says_no,
     "delete-on-unknown-outcome": delete_on_unknown_outcome,

@@ -18,7 +18,8 @@ from icefront.changes import changes
 from icefront.iceberg import history
 from icefront.iceberg.java import Gateway
 from icefront.iceberg.view import View
-from icefront.kernels.datafiles import LEFT, Files
+from icefront.kernels import datafiles
+from icefront.kernels.datafiles import LEFT, Files, _windows
 from icefront.proof.changelog import verify
 from tests.changes.oracle import check, check_all, snapshots
 from tests.changes.streaming import Streaming
@@ -289,7 +290,9 @@ def large(rows: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("rows", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.long)])
-def test_one_deletion_in_a_large_file_reads_one_row_group(spark: Any, table: str, rows: int) -> None:
+def test_one_deletion_in_a_large_file_reads_one_row_group(
+    spark: Any, table: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(spark, table, version=3)
     # Without a dictionary, so that the bytes follow the rows.
     path = Streaming(spark, table).append(large(rows), row_group_size=100_000, use_dictionary=False)
@@ -307,6 +310,11 @@ def test_one_deletion_in_a_large_file_reads_one_row_group(spark: Any, table: str
     ((side, wanted),) = files.moved(change)
     assert side == LEFT
     assert local not in Counted.bytes, "a vector tells which row died without a look into the file"
+    assert wanted is not None
+    assert list(_windows(np.flatnonzero(wanted))) == [(rows // 2 + 17, rows // 2 + 18)], "polars passes over all other pages"
+    assert sum(batch.num_rows for _, batch in files.rows(change.file, schema, wanted)) == 1
+    monkeypatch.setattr(datafiles, "_local", lambda _: None)  # as of a file in an object store
+    Counted.bytes.clear()
     assert sum(batch.num_rows for _, batch in files.rows(change.file, schema, wanted)) == 1
     footer = int.from_bytes(Path(local).read_bytes()[-8:-4], "little")
     group = pq.ParquetFile(local).metadata.row_group(0)

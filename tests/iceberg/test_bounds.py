@@ -75,3 +75,10 @@ def test_bounds_that_cannot_be_trusted_prune_nothing() -> None:
         assert may_meet(ranges(kind, metric((low, high, 0))), ranges(kind, metric(far))).tolist() == [True]
     days = (1).to_bytes(4, "little"), (2).to_bytes(4, "little"), 0
     assert may_meet(ranges(TimestampType(), metric(far)), ranges(TimestampType(), metric(days))).tolist() == [True]
+
+
+def test_bounds_of_uuids_prune_nothing() -> None:
+    """Some writers order them by signed halves: what looks like an empty range may hold everything."""
+    metric = Metric(pa.array([b"\x80" * 16]), pa.array([b"\x10" * 16]), pa.array([0], pa.int64()))
+    one = Metric(pa.array([b"\x10" * 16]), pa.array([b"\x10" * 16]), pa.array([0], pa.int64()))
+    assert may_meet(ranges(UUIDType(), one), ranges(UUIDType(), metric)).tolist() == [True]

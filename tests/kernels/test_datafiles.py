@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema
 from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StringType, StructType, TimestampType, TimestamptzType
 
-from icefront.iceberg.live import DataEntry
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.kernels import datafiles
 from icefront.kernels.datafiles import Files, Layout
 
@@ -106,3 +107,90 @@ def test_pages_without_a_wanted_row_are_passed_over(written: Path, monkeypatch: 
     wanted[[10, 90, 4_000]] = True
     assert read(written, wanted)["id"].to_pylist() == [10, 90, 4_000]
     assert asked == [(10, 91), (4_000, 4_001)]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_timestamps_of_old_writers_keep_years_that_are_far_away(tmp_path: Path, version: int, zone: str | None) -> None:
+    """INT96, without Arrow's own notes, is what Spark wrote for long."""
+    moments = [datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC if zone else None) for year in (1, 1816, 2026, 9999)]
+    rows = pa.table(
+        [pa.array(moments, pa.timestamp("us", zone))], pa.schema([pa.field("at", pa.timestamp("us", zone), metadata=ident(1))])
+    )
+    path = tmp_path / "old.parquet"
+    pq.write_table(rows, path, use_deprecated_int96_timestamps=True, store_schema=False)
+    kind = TimestamptzType() if zone else TimestampType()
+    schema = Schema(NestedField(1, "at", kind))
+    mapping = '[{"field-id": 1, "names": ["at"]}]'
+    files = Files(PyArrowFileIO({}), Layout({0: schema.model_dump_json()}, version, name_mapping=mapping))
+    entry = DataEntry(str(path), "parquet", 0, (), sequence=1, records=4, size=1)
+    for wanted in (None, np.array([True, False, False, True])):
+        found = [at for _, batch in files.rows(entry, schema, wanted) for at in batch["at"].to_pylist()]
+        assert [at.replace(tzinfo=UTC) for at in found] == [
+            at.replace(tzinfo=UTC) for i, at in enumerate(moments) if wanted is None or wanted[i]
+        ]
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "BYTE_STREAM_SPLIT"])
+def test_encodings_that_one_reader_does_not_know_are_read_by_the_other(tmp_path: Path, encoding: str) -> None:
+    prices = [decimal.Decimal(i) / 100 for i in range(100)]
+    rows = pa.table(
+        [pa.array(prices, pa.decimal128(20, 2))], pa.schema([pa.field("price", pa.decimal128(20, 2), metadata=ident(1))])
+    )
+    path = tmp_path / "encoded.parquet"
+    pq.write_table(rows, path, use_dictionary=False, column_encoding={"price": encoding})
+    assert picked(path, 100, [3, 99]).column(0).to_pylist() == [prices[3], prices[99]]
+
+
+def test_columns_are_called_whatever_they_are_called(tmp_path: Path) -> None:
+    names = ["*", "^.*$", "a.b", "a", "A", "place"]
+    rows = pa.table([pa.array([i, i + 10]) for i in range(len(names))], names)
+    rows = rows.cast(pa.schema([f.with_metadata(ident(i)) for i, f in enumerate(rows.schema, 1)]))
+    path = tmp_path / "names.parquet"
+    pq.write_table(rows, path)
+    assert picked(path, 2, [1]).to_pylist() == [{name: i + 10 for i, name in enumerate(names)}]
+
+
+def picked(path: Path, records: int, places: list[int]) -> pa.Table:
+    schema = pyarrow_to_schema(pq.read_schema(path))
+    files = Files(PyArrowFileIO({}), Layout({0: schema.model_dump_json()}, 3))
+    wanted = np.zeros(records, bool)
+    wanted[places] = True
+    entry = DataEntry(str(path), "parquet", 0, (), sequence=1, records=records, size=1)
+    return pa.Table.from_batches(batch for _, batch in files.rows(entry, schema, wanted))
+
+
+def test_equality_deletes_may_go_by_members_of_structs(tmp_path: Path) -> None:
+    """A struct that is null has members that are null; a member that was dropped since then still counts."""
+    place = pa.struct([pa.field("zip", pa.string(), metadata=ident(3)), pa.field("street", pa.string(), metadata=ident(4))])
+    rows = pa.table(
+        [
+            pa.array([1, 1, 1, 2]),
+            pa.array([{"zip": "a", "street": "x"}, {"zip": None, "street": "x"}, None, {"zip": "a", "street": "x"}], place),
+        ],
+        pa.schema([pa.field("id", pa.int64(), metadata=ident(1)), pa.field("place", place, metadata=ident(2))]),
+    )
+    whole = pyarrow_to_schema(rows.schema)
+    now = Schema(whole.fields[0], NestedField(2, "place", StructType(NestedField(4, "street", StringType()))), schema_id=1)
+    layout = Layout({0: whole.model_dump_json(), 1: now.model_dump_json()}, 3)
+    data = put(tmp_path / "data.parquet", rows)
+    keys = pa.struct([pa.field("zip", pa.string(), metadata=ident(3))])
+    named = pa.table(
+        [pa.array([1, 1]), pa.array([{"zip": "a"}, {"zip": None}], keys)],
+        pa.schema([rows.schema.field("id"), pa.field("place", keys, metadata=ident(2))]),
+    )
+    delete = DeleteEntry(
+        DeleteKind.EQUALITY, put(tmp_path / "deletes.parquet", named), None, 1, "parquet", 0, (), sequence=2, equality_ids=(1, 3)
+    )
+    files = Files(PyArrowFileIO({}), layout)
+    entry = DataEntry(data, "parquet", 0, (), sequence=1, records=4, size=1)
+    assert files.dead(entry, [delete]).tolist() == [True, True, True, False]
+
+
+def ident(number: int) -> dict[str, str]:
+    return {"PARQUET:field_id": str(number)}
+
+
+def put(path: Path, rows: pa.Table) -> str:
+    pq.write_table(rows, path)
+    return f"file://{path}"

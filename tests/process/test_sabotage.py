@@ -56,6 +56,14 @@ def test_writer_unchecked(sabotaged: Callable[..., Watched]) -> None:
     assert found(project) == {Kind.WRITER}
 
 
+def test_change_unfenced(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) -> None:
+    """Woken, the first still adds its column, and the mark is its own again; what it then publishes does not continue the frontier."""
+    project = sabotaged("change-unfenced", rest=rest_catalog.uri, table="lake.t.change_unfenced")
+    with pytest.raises(Unexpected, match=r"it ended with \d instead of 4"):
+        overtake_and_wake(project, ["schema.before"], nullcontext)
+    assert found(project) == {Kind.WRITER}
+
+
 def test_path_reused(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("reuse-paths")
     with pytest.raises(AssertionError, match=rf"{Kind.CHANGED}: \S+\.parquet: "):

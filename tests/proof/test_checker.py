@@ -35,6 +35,7 @@ class Story:
         self.catalog.create_namespace("t")
         self.table: Table = self.catalog.create_table("t.orders", COLUMNS)
         self.frontier = ORIGIN
+        self.marked = {"writer": "one#1", "epoch": str(uuid4())}
         self.said = 0
         subject = Subject("orders", ("id",), self.load, self.read, lambda at: replay(self.feed, "orders", ["id"], at), self.state)
         self.checker = Checker(subject)
@@ -68,13 +69,14 @@ class Story:
         epoch_id = epoch_id or str(uuid4())
         summary = self.summary(upper, writer) | {"icefront.epoch-id": epoch_id, "icefront.lower": lower or self.frontier}
         self.commit([row], value, summary)
-        self.mark(upper)
+        self.mark(upper, writer=writer, epoch=epoch_id)
         return epoch_id
 
-    def claim(self, writer: str, frontier: str | None = None, **entries: str) -> None:
-        claimed = {"icefront.claim": "true", "icefront.epoch-id": str(uuid4())}
+    def claim(self, writer: str, **entries: str) -> None:
+        claimed = {"icefront.claim": "true", "icefront.epoch-id": self.marked["epoch"]}
         claimed |= {f"icefront.{name}": value for name, value in entries.items()}
-        self.commit([], "", self.summary(frontier or self.frontier, writer) | claimed)
+        self.commit([], "", self.summary(self.frontier, writer) | claimed)
+        self.mark(self.frontier, writer=writer)
 
     def summary(self, frontier: str, writer: str = "one#1") -> dict[str, str]:
         return {"icefront.pipeline": "orders", "icefront.frontier": frontier, "icefront.writer": writer}
@@ -83,10 +85,12 @@ class Story:
         rows = pa.table({"id": pa.array(ids, pa.int64()), "v": [value] * len(ids)}, schema=COLUMNS)
         self.load().append(rows, snapshot_properties=summary)
 
-    def mark(self, frontier: str) -> None:
+    def mark(self, frontier: str, **marked: str) -> None:
+        """Write the mark; what is not given is as it was."""
         self.frontier = frontier
+        self.marked |= marked
         with self.load().transaction() as transaction:
-            transaction.set_properties({"icefront.mark.orders": json.dumps({"frontier": frontier})})
+            transaction.set_properties({"icefront.mark.orders": json.dumps({"frontier": frontier, **self.marked})})
 
     def foreign(self, key: int, named: int | None = None) -> None:
         self.commit([key], "theirs", {FOREIGN_ROWS: str(named or key)})
@@ -215,12 +219,12 @@ def test_a_branch_that_was_rolled_back_is_found(story: Story):
     story.epoch()
     first = story.load().current_snapshot()
     assert first is not None
-    before = story.frontier
+    before = (story.frontier, story.marked["epoch"])
     story.epoch()
     assert story.kinds() == []
     with story.load().manage_snapshots() as snapshots:
         snapshots.rollback_to_snapshot(first.snapshot_id)
-    story.mark(before)
+    story.mark(before[0], epoch=before[1])
     assert story.kinds() == [Kind.BACK]
 
 
@@ -228,6 +232,36 @@ def test_a_mark_that_is_not_where_the_branch_is_is_found(story: Story):
     story.epoch()
     story.mark("9.0000000000")
     assert story.kinds() == [Kind.MARK]
+
+
+@pytest.mark.parametrize("marked", [{"writer": "two#2"}, {"epoch": str(uuid4())}])
+@pytest.mark.parametrize("last", [Story.epoch, lambda story: story.claim("one#1"), lambda story: story.foreign(FOREIGN + 1)])
+def test_a_mark_of_another_writer_or_epoch_than_the_last_is_found(
+    story: Story, last: Callable[[Story], Any], marked: dict[str, str]
+):
+    story.epoch()
+    last(story)
+    assert story.kinds() == []
+    story.mark(story.frontier, **marked)
+    (found,) = story.checker.check()
+    assert (found.kind, found.found) == (Kind.MARK, *marked.values())
+
+
+def test_a_claim_that_moves_the_mark_to_another_epoch_is_found(story: Story):
+    story.epoch()
+    story.marked["epoch"] = str(uuid4())
+    story.claim("two#2")
+    assert story.kinds() == [Kind.MARK]
+
+
+def test_the_rows_at_a_change_of_schema_are_compared(story: Story):
+    story.epoch()
+    story.claim("one#1", change="schema")
+    assert story.kinds() == []
+    assert story.checker.snapshots == 2
+    story.load().delete("id = 1")
+    story.claim("one#1", change="partitioning")
+    assert story.kinds() == [Kind.ROWS]
 
 
 def test_an_epoch_or_a_change_by_a_writer_that_does_not_own_the_table_is_found(story: Story):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from icefront.core.errors import ConnectionFailed, FencedOut
 from icefront.core.ports import Wish
-from icefront.core.protocol import FencedOff, Published
+from icefront.core.protocol import Claim, FencedOff, Published, renewal
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FaultProxy, Strike
 from tests.rest.channel import Channel, applied, release_before_looking
@@ -230,28 +231,36 @@ def test_a_change_applied_before_a_successors_claim_counts_and_comes_once(
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("moment", ["before it is built", "before it is sent"])
 def test_a_writer_that_is_overtaken_between_its_look_and_its_change_is_refused(
-    channel: Channels, monkeypatch: pytest.MonkeyPatch, change: Callable[[Channel], None]
+    channel: Channels, monkeypatch: pytest.MonkeyPatch, change: Callable[[Channel], None], moment: str
 ) -> None:
+    """Built on the successor's claim it is for the fence to refuse: the catalog sees nothing wrong. Built before, it is the catalog's."""
     gone, successor = channel(), channel()
     gone.claim()
     gone.publish({1: "a"})
     successor.held = gone.held
     gone.sink._wanted = replace(gone.sink._wanted, partition_by=(PartitionField("bucket", "id", 2),))
-    passed: list[str] = []
     location: list[str] = []
 
-    def overtaken(failpoint: str) -> None:
-        passed.append(failpoint)
-        if len(passed) == 1:
+    def overtake() -> None:
+        if not location:
+            location.append("about to be")
             successor.claim()
-            location.append(successor.table().metadata_location)
+            location[0] = successor.table().metadata_location
 
-    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", overtaken)
+    def renewed(*looked: Any) -> Claim:
+        claim = renewal(*looked)
+        overtake()
+        return claim
+
+    if moment == "before it is built":
+        monkeypatch.setattr("icefront.sinks.iceberg.renewal", renewed)
+    else:
+        monkeypatch.setattr("icefront.sinks.iceberg.failpoint", lambda _: overtake())
     with pytest.raises(FencedOut, match="is owned by writer"):
         change(gone)
-    assert passed[0] in {"schema.before", "partitioning.before"}
-    assert successor.table().metadata_location == location[0], "a refused writer changed the table"
+    assert [successor.table().metadata_location] == location, "a refused writer changed the table"
     successor.publish({2: "b"})
     successor.check()
 

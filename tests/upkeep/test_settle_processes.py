@@ -1,4 +1,4 @@
-"""`icefront settle` as a real process: killed at each of its failpoints, and paused while a pipeline publishes."""
+"""Upkeep in real processes, killed and paused at its failpoints: `icefront settle`, and a run that does it by itself."""
 
 from __future__ import annotations
 
@@ -75,3 +75,30 @@ def test_a_settle_that_is_killed_or_paused_leaves_a_right_table(tmp_path: Path) 
     with settle(project) as idle:
         idle.expect(0)
         assert json.loads(idle.stdout)["snapshots"] == []
+
+
+AT_ONCE = {"settle": {"files": 1, "every": "1ms"}, "compact": {"files": 2, "every": "1ms"}, "expire": "off"}
+
+
+def test_a_run_that_is_killed_or_paused_in_its_own_upkeep_leaves_a_right_table(tmp_path: Path) -> None:
+    project = Watched(tmp_path, settings={"upkeep": AT_ONCE})
+    for place in ("settle.before-commit", "compact.before-commit", "compact.after"):
+        project.feed.advance(20)
+        with project.start(f"{place}=kill") as driver:
+            driver.expect(KILLED)
+        project.check()
+
+    project.feed.advance(20)
+    with project.start("settle.before-commit=pause") as paused:
+        paused.wait_until_stopped()
+        project.feed.advance(20)
+        project.run()  # publishes meanwhile, settles the same deletes and compacts the same files
+        project.check_caught_up()
+        assert equality_deletes(project) == 0
+        paused.wake()
+        paused.wait()
+    project.check_caught_up()
+    project.run()
+    project.check_caught_up()
+    by_pyiceberg, by_datafusion = rows(project)
+    assert by_pyiceberg == by_datafusion

@@ -21,6 +21,7 @@ from pyiceberg.types import (
     TimestamptzNanoType,
     TimestamptzType,
     TimeType,
+    UUIDType,
 )
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -53,7 +54,8 @@ def ranges(kind: PrimitiveType | None, metric: Metric) -> Ranges:
     """Read what manifests say about a column of some type."""
     nulls = pc.fill_null(metric.nulls, 0).to_numpy() > 0
     said: Mask = metric.nulls.is_valid().to_numpy(zero_copy_only=False)
-    if kind is None or isinstance(kind, FloatType | DoubleType):  # of floats, bounds leave NaN out
+    # Of floats, bounds leave NaN out; of uuids, writers do not agree on their order.
+    if kind is None or isinstance(kind, FloatType | DoubleType | UUIDType):
         nothing = np.zeros(len(nulls), np.int64)
         return Ranges(nothing, nothing, nulls, np.zeros(len(nulls), bool))
     low, low_known = _ordered(kind, metric.lower)

@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+from icefront.core.marks import Mark
 from icefront.iceberg.java import JavaObject, JavaTable, call
+from icefront.iceberg.summary import EPOCH_ID, mark_property
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +38,32 @@ class Expiring:
 
     def expire(self, older_than: datetime, at_least: int) -> list[tuple[str, str]]:
         """Take snapshots out of the table; return the files that only they had, each with its kind."""
-        action = self._actions.expireSnapshots(self._table.table).expireOlderThan(_milliseconds(older_than)).retainLast(at_least)
+        left = max(at_least, self._down_to_held_marks())
+        action = self._actions.expireSnapshots(self._table.table).expireOlderThan(_milliseconds(older_than)).retainLast(left)
         found = call(lambda: DataFrame(action.expireFiles().toDF(), self._spark).select("path", "type").collect())
         return [(row["path"], row["type"]) for row in found]
+
+    def _down_to_held_marks(self) -> int:
+        """Count the snapshots from the current one down to those that marks remember and tags hold; 0: there are none.
+
+        If what is between expired, such a snapshot would still be there, but not on the branch: that is what a rollback looks like.
+        """
+        metadata = self._table.metadata()
+        properties = self._table.properties()
+        marks = {Mark.from_json(text).epoch_id for name, text in properties.items() if name.startswith(mark_property(""))}
+        refs = metadata.refs()
+        tags = [refs.get(name).snapshotId() for name in self._table.gateway.read(refs.keySet()) if name != "main"]
+        found = {tag for tag in tags if _epoch(metadata.snapshot(tag)) in marks}
+        count = number = 0
+        snapshot = metadata.currentSnapshot() if found else None
+        while snapshot is not None and found:
+            number += 1
+            if snapshot.snapshotId() in found:
+                found.remove(snapshot.snapshotId())
+                count = number
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else metadata.snapshot(parent)
+        return count
 
     def orphans(self, older_than: datetime, among: Collection[str] | None = None) -> list[str]:
         """Name files below the table's location that nothing in its metadata knows; `among` some, or all that are old enough."""
@@ -74,6 +100,11 @@ def without(paths: Collection[str], kept: Collection[str]) -> Iterator[str]:
 def _place(path: str) -> str:
     split = urlsplit(path, allow_fragments=False)
     return split.path + (f"?{split.query}" if split.query else "") if split.scheme else path
+
+
+def _epoch(snapshot: JavaObject) -> UUID | None:
+    text = snapshot.summary().get(EPOCH_ID)
+    return UUID(text) if text else None
 
 
 def _milliseconds(moment: datetime) -> int:

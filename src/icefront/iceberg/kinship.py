@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.types import PrimitiveType
 
-from icefront.iceberg.bounds import Ranges, ranges
+from icefront.iceberg.bounds import Metric, Ranges, ranges
 from icefront.iceberg.live import Listing
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
-COLUMNS = 32
+COLUMNS = 16
 """How many columns are compared at most."""
 PAIRS = 250_000
 """With more pairs of files than that nobody is asked who belongs to whom."""
+LITTLE = 8 * 1024 * 1024
+"""Nor with fewer bytes: one task reads them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,10 @@ class Side:
             found += [files.paths[i] for i in places]
             records += [files.records[i] for i in places]
             for column, metric in files.metrics.items():
-                parts.setdefault(column, []).append(ranges(types.get(column), metric).at(places))
-        joined = {column: Ranges(*map(np.concatenate, zip(*some, strict=True))) for column, some in parts.items()}
+                chosen = pa.array(places, pa.int64())
+                some = Metric(metric.lower.take(chosen), metric.upper.take(chosen), metric.nulls.take(chosen))
+                parts.setdefault(column, []).append(ranges(types.get(column), some))
+        joined = {column: Ranges(*map(np.concatenate, zip(*told, strict=True))) for column, told in parts.items()}
         return cls(found, np.array(records, np.float64), joined)
 
 

@@ -79,16 +79,21 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     ids = before.ids | after.ids
     left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
     left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in (left, came))
-    kin = _kin((gone, left_paths - came_paths), (come, came_paths - left_paths), read, facts)
+    kin = _kin(_Side(gone, left, left_paths - came_paths), _Side(come, came, came_paths - left_paths), read, facts)
     changes = [
         FileChange(f, on, None, kin.get(f.path, 0)) for files in left for f, on in before.on(files, _without(files, came_paths))
     ]
     changes += [
         FileChange(f, None, on, kin.get(f.path, 0)) for files in came for f, on in after.on(files, _without(files, left_paths))
     ]
+    renumbered = _renumbered(left, came, left_paths & came_paths)
+    if renumbered:
+        was = {f.path: on for files in left for f, on in before.on(files, _within(files, renumbered))}
+        now = [(f, on) for files in came for f, on in after.on(files, _within(files, renumbered))]
+        changes += [FileChange(f, was[f.path], on) for f, on in now if _keys(was[f.path]) != _keys(on)]
     if changed:
         touching = Deletes(changed, facts)
-        kept = [(files, touching.places(files, _within(files, left_paths))) for files in came]
+        kept = [(files, touching.places(files, _within(files, left_paths - renumbered))) for files in came]
         for manifest in _touched(touching, _of_data(shared), read):
             (files,) = (e.data for e in read([manifest], ids) if e.data is not None)
             kept.append((files, touching.places(files, range(len(files)))))
@@ -99,17 +104,39 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     return changes
 
 
-def _kin(
-    left: tuple[Sequence[Ref], set[str]], came: tuple[Sequence[Ref], set[str]], read: Read, facts: Facts
-) -> Mapping[str, int]:
+def _renumbered(left: Iterable[Listing], came: Iterable[Listing], shared: set[str]) -> set[str]:
+    """Name files that have another sequence number than before, as those that were taken over from a branch: other deletes apply."""
+    if not shared:
+        return set()
+    was, now = (
+        {path: number for files in side for path, number in zip(files.paths, files.sequences, strict=True) if path in shared}
+        for side in (left, came)
+    )
+    return {path for path, number in now.items() if was[path] != number}
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Manifests, what they list, and which of those files are in this state alone."""
+
+    manifests: Sequence[Ref]
+    listings: Sequence[Listing]
+    paths: set[str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for f in self.listings for path, size in zip(f.paths, f.sizes, strict=True) if path in self.paths)
+
+
+def _kin(left: _Side, came: _Side, read: Read, facts: Facts) -> Mapping[str, int]:
     """Find out which of the files that left were rewritten into which of those that came."""
-    pairs = len(left[1]) * len(came[1])
-    if not 1 < pairs <= kinship.PAIRS:
+    pairs = len(left.paths) * len(came.paths)
+    if not 1 < pairs <= kinship.PAIRS or left.bytes + came.bytes < kinship.LITTLE:
         return {}
     ids = frozenset(sorted(facts.types)[: kinship.COLUMNS])
     sides = (
-        kinship.Side.of((e.data for e in read(_of_data(manifests), ids) if e.data is not None), paths, facts.types)
-        for manifests, paths in (left, came)
+        kinship.Side.of((e.data for e in read(_of_data(s.manifests), ids) if e.data is not None), s.paths, facts.types)
+        for s in (left, came)
     )
     return kinship.kin(*sides)
 

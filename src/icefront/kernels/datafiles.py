@@ -17,10 +17,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from polars.selectors import by_name
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowAccessor, PyArrowFileIO, pyarrow_to_schema, schema_to_pyarrow
-from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.types import NestedField
 
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
@@ -30,6 +32,8 @@ from icefront.kernels.projection import Projector
 from icefront.kernels.vectors import Positions
 
 BATCH_ROWS, WINDOW_ROWS = 128 * 1024, 512 * 1024
+WINDOWS = 16
+"""In how many places of a file rows are looked for; with more it is read as a whole."""
 PAGE_ROWS = 20_000
 """Of how many rows most writers make a page at most."""
 LEFT, CAME = 0, 1
@@ -63,9 +67,14 @@ class Layout:
         return optional(Schema.model_validate_json(self.schemas[schema_id]))
 
     def columns(self, ids: Sequence[int]) -> Schema:
-        """Make a schema of some columns, also of those that are not in the newest schema any more."""
-        known = {f.field_id: f for i in sorted(self.schemas) for f in self.schema(i).fields}
-        return Schema(*(known[i] for i in ids))
+        """Make a schema of some columns, or members of them, also of those that are not in the newest schema any more."""
+        found: dict[int, NestedField] = {}
+        for schema in map(self.schema, sorted(self.schemas)):
+            for column in prune_columns(schema, set(ids), select_full_types=False).fields:
+                known = found.get(column.field_id)
+                if known is None or len(Schema(column).field_ids) >= len(Schema(known).field_ids):
+                    found[column.field_id] = column
+        return Schema(*found.values())
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,12 @@ class Files:
         """
         with self._opened(file.path) as parquet:
             projection = self._projection(parquet, schema, self._known(file, schema))
-            if wanted is not None and (path := _local(file.path)) and projection.skips(parquet.schema_arrow):
-                yield from projection.some(path, parquet.schema_arrow, wanted)
-                return
+            if wanted is not None and (path := _local(file.path)) and projection.skips(parquet):
+                windows = list(_windows(np.flatnonzero(wanted)))
+                # Each of them costs a little, however few pages it has.
+                if len(windows) <= WINDOWS + 2 * len(wanted) // WINDOW_ROWS:
+                    yield from projection.some(path, parquet.schema_arrow, windows, wanted)
+                    return
             start = 0
             for group in range(parquet.num_row_groups):
                 end = start + parquet.metadata.row_group(group).num_rows
@@ -140,7 +152,7 @@ class Files:
         named = self._named(schema, deletes)
         # The keys are prepared anew for each piece: let it be large beside them.
         for start, piece in _pieces(self.rows(file, schema), 2 * named.num_rows):
-            dead[start : start + piece.num_rows] |= is_in(piece, named)
+            dead[start : start + piece.num_rows] |= is_in(_members(piece), _members(named))
 
     def _named(self, schema: Schema, deletes: Sequence[DeleteEntry]) -> pa.Table:
         """Read the rows that deletes name. Files of one partition are read one after the other, and share them: the last are kept."""
@@ -160,7 +172,8 @@ class Files:
     @contextmanager
     def _opened(self, path: str) -> Iterator[pq.ParquetFile]:
         with self.io.new_input(path).open() as stream:
-            yield pq.ParquetFile(stream, pre_buffer=True)
+            # In nanoseconds, years that are far away would be others.
+            yield pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
     def _projection(self, parquet: pq.ParquetFile, schema: Schema, known: Mapping[int, Any]) -> _Projection:
         mapping = NameMapping.model_validate_json(self.layout.name_mapping) if self.layout.name_mapping else None
@@ -202,15 +215,20 @@ class _Projection:
                 yield start, self.projected(batch.filter(pa.array(here)))
             start += batch.num_rows
 
-    def skips(self, file: pa.Schema) -> bool:
-        """Say whether polars reads what such a file holds as it is."""
-        return bool(self.written.fields) and all(any(same(kind) for same in _PLAIN) for kind in file.types)
+    def skips(self, parquet: pq.ParquetFile) -> bool:
+        """Say whether polars reads what a file holds, and reads it as pyarrow does."""
+        if not self.written.fields or not all(any(same(kind) for same in _PLAIN) for kind in parquet.schema_arrow.types):
+            return False
+        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
+        return all(_readable(group.column(i)) for group in groups for i in range(group.num_columns))
 
-    def some(self, path: str, file: pa.Schema, wanted: Mask) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def some(
+        self, path: str, file: pa.Schema, windows: Iterable[tuple[int, int]], wanted: Mask
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Read some rows: unlike pyarrow, polars passes over pages that hold none of them."""
         kinds = pa.schema([file.field(f.name) for f in self.written.fields])
-        frame = pl.scan_parquet(path, glob=False).select(kinds.names)
-        for start, end in _windows(np.flatnonzero(wanted)):
+        frame = pl.scan_parquet(path, glob=False).select(by_name(*kinds.names))
+        for start, end in windows:
             read = frame.slice(start, end - start).collect().filter(pl.Series(wanted[start:end]))
             for batch in read.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(kinds).combine_chunks().to_batches():
                 yield start, self.projected(batch)
@@ -234,6 +252,13 @@ def _windows(places: Positions) -> Iterator[tuple[int, int]]:
         count = int(far[0]) + 1 if len(far) else len(places)
         yield int(places[0]), int(places[count - 1]) + 1
         places = places[count:]
+
+
+def _readable(column: pq.ColumnChunkMetaData) -> bool:
+    """Say whether polars reads a column: of INT96 it loses years that are far away, and some encodings it does not know."""
+    if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        return not {"DELTA_BYTE_ARRAY", "BYTE_STREAM_SPLIT"} & set(column.encodings)
+    return bool(column.physical_type != "INT96")
 
 
 def _local(path: str) -> str | None:
@@ -268,6 +293,13 @@ def _pieces(batches: Iterable[tuple[int, pa.RecordBatch]], rows: int) -> Iterato
             held, count = [], 0
     if held:
         yield begin, pa.Table.from_batches(held)
+
+
+def _members(rows: pa.Table) -> pa.Table:
+    """Put the members of structs in their place: of a struct that is null they are null."""
+    while any(pa.types.is_struct(kind) for kind in rows.schema.types):
+        rows = rows.flatten()
+    return rows
 
 
 def is_in(rows: pa.Table, named: pa.Table) -> Mask:

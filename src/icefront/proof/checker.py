@@ -58,7 +58,7 @@ class Kind(StrEnum):
     EPOCH_TWICE = "epoch-twice"  # two snapshots publish the same epoch
     CLAIM = "claim"  # a claim changed something
     WRITER = "writer"  # a writer that does not own the table published an epoch or changed the table
-    MARK = "mark"  # the mark is not where the branch is
+    MARK = "mark"  # the mark is not what the branch says
     RELEASED = "released"  # the source was released above the frontier
     UNREADABLE = "unreadable"  # the table cannot be read any more
 
@@ -114,6 +114,10 @@ class _Passed:
     foreign: frozenset[int] = frozenset()
     owner: str = ""
     """The writer of the last claim; nobody where that was before the first look."""
+    writer: str = ""
+    """Who was the last to claim, change or publish; nobody where that was before the first look."""
+    epoch: str = ""
+    """The last epoch's id; before the first one, what claims say."""
 
 
 @dataclass(slots=True)
@@ -210,16 +214,26 @@ class Checker:
                 yield from self._rows_at(table, snapshot, _print(passed.frontier), passed.foreign)
             return
         frontier, writer = _at(said["icefront.frontier"]), said["icefront.writer"]
-        claims = "icefront.claim" in said and "icefront.change" not in said
-        self._passed[snapshot.snapshot_id] = replace(before, frontier=frontier, owner=writer if claims else before.owner)
+        epoch, changes = said["icefront.epoch-id"], "icefront.change" in said
+        claims = "icefront.claim" in said and not changes
+        self._passed[snapshot.snapshot_id] = replace(
+            before,
+            frontier=frontier,
+            owner=writer if claims else before.owner,
+            writer=writer,
+            epoch=before.epoch or epoch if "icefront.claim" in said else epoch,
+        )
         if not claims and writer != before.owner and before.owner:
             yield Violation(Kind.WRITER, where, f"the owner {before.owner}", writer)
         if frontier < before.frontier:
             yield Violation(Kind.BACK, where, f"a frontier of at least {_print(before.frontier)}", _print(frontier))
         if "icefront.claim" in said:
             yield from _claim(where, said, frontier, before)
+            if changes:
+                # Under another schema or partitioning, and the same rows.
+                yield from self._rows_at(table, snapshot, said["icefront.frontier"], before.foreign)
             return
-        epoch, lower = said["icefront.epoch-id"], _at(said["icefront.lower"])
+        lower = _at(said["icefront.lower"])
         if lower != before.frontier:
             yield Violation(Kind.GAP, where, f"an epoch from {_print(before.frontier)}", f"from {_print(lower)}")
         if epoch in self.epochs:
@@ -228,10 +242,14 @@ class Checker:
         yield from self._rows_at(table, snapshot, said["icefront.frontier"], before.foreign)
 
     def _mark(self, metadata: TableMetadata) -> Iterator[Violation]:
-        text = metadata.properties.get(f"icefront.mark.{self.subject.pipeline}")
-        marked = _at(json.loads(text)["frontier"]) if text else (0, 0)
+        mark = json.loads(metadata.properties.get(f"icefront.mark.{self.subject.pipeline}", "{}"))
+        where, passed = f"snapshot {self._head}", self._passed.get(self._head or 0, _Passed())
+        marked = _at(mark.get("frontier", _print((0, 0))))
         if marked != self.frontier:
-            yield Violation(Kind.MARK, f"snapshot {self._head}", f"a mark at {_print(self.frontier)}", _print(marked))
+            yield Violation(Kind.MARK, where, f"a mark at {_print(self.frontier)}", _print(marked))
+        for what, said in (("writer", passed.writer), ("epoch", passed.epoch)):
+            if said and mark.get(what) != said:
+                yield Violation(Kind.MARK, where, f"a mark of {what} {said}", str(mark.get(what)))
 
     def _released(self, released: Iterable[str]) -> Iterator[Violation]:
         for frontier in released:

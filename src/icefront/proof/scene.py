@@ -57,6 +57,8 @@ _SETTLED = {"claim.after": "pause@1", "observe.before": "pause@1"}
 ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
 """Steps that a run may take only once; it takes the others for each of at least `PERIODS` epochs."""
 PERIODS = 4
+UPKEEP = ("off", {"settle": {"files": 3, "every": "1s"}, "compact": {"files": 6, "every": "5s"}, "expire": "off"})
+"""Of half of the tables the runs do the upkeep too, as often as they can; expiry comes as a blow."""
 PARTITIONINGS: tuple[list[str], ...] = (["bucket(2, id)"], ["month(created_at)"], [])
 _BASE = {"customer_id": "small", "amount": "amount", "status": "status", "note": "text", "created_at": "timestamptz"}
 ORDERS = FeedTable("orders", ("id",), tuple(_BASE | {f"extra_{n}": "status" for n in range(version)} for version in range(12)))
@@ -140,6 +142,7 @@ class Scene:
             program=self.program,
             table=f"{NAME}.{self.name}.orders",
             feed_table=ORDERS,
+            settings={"upkeep": self.rng.choice(UPKEEP)},
         )
         self.feed = self.project.feed
         self.feed.scan(self.rng.randint(10, 60))

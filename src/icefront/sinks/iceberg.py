@@ -193,18 +193,22 @@ class IcebergSink:
         """
         attempts = 2 * self._wanted.retries + 2
         why, next_step = "", None
+        tried: Sequence[object] = ()
         for attempt in range(attempts):
             if attempt > 1:
                 self._back_off(attempt)
             head = self._look()
-            if not (changes := left()):
+            changes = left()
+            if tried and changes != tried:
+                # Also when the answer was lost and the change is found now.
+                failpoint(f"{what}.after")
+                log.info("changed the table", table=self.target, what=what, changes=[str(change) for change in tried])
+            if not changes:
                 return
-            match self._renew(head, what, do):
-                case Landed():
-                    failpoint(f"{what}.after")
-                    log.info("changed the table", table=self.target, what=what, changes=[str(change) for change in changes])
-                case NotLanded(why=why) as answer:
-                    next_step = answer.next_step if isinstance(answer, Unanswered) else None
+            tried = changes
+            answer = self._renew(head, what, do)
+            if isinstance(answer, NotLanded):
+                why, next_step = answer.why, answer.next_step if isinstance(answer, Unanswered) else None
         fact = f"the {what} of {self.target} could not be changed in {attempts} attempts; the last said: {why}"
         raise ConnectionFailed(fact, next_step) if next_step else CommitUncertain(fact, "run it again")
 

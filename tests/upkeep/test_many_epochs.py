@@ -1,0 +1,48 @@
+"""Many epochs of one row: with upkeep, what the table has to carry does not grow with their number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from icefront.iceberg.java import Gateway
+from icefront.testing.feeds import ORDERS, Feed
+from tests.lakes import Lake, orders
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(7200)]
+
+TERMS = {
+    "settle": {"files": 20, "every": "1ms"},
+    "compact": {"files": 20, "every": "1ms"},
+    "expire": {"keep": "30d", "at_least": 5, "at_most": 40, "orphans": "off", "every": "1ms"},
+}
+STRETCH = 100
+
+
+@pytest.mark.parametrize("epochs", [200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_one_row_epochs_leave_a_table_that_stays_small(lake: Lake, table: str, epochs: int) -> None:
+    pipeline = lake.pipeline(**orders(table, upkeep=TERMS))
+    feed = Feed(lake.feed, tables=[ORDERS], seed=9)
+    feed.scan(30)
+    published = 0
+    for _ in range(epochs // STRETCH):
+        for _ in range(STRETCH):
+            feed.advance(1)
+        # What is due is done before it ends; a cycle of each kind may rest.
+        published += lake.run(pipeline).epochs
+        live = Gateway(lake.spark).load(table)
+        assert live is not None
+        summary = live.table.currentSnapshot().summary()
+        metadata = Path(urlsplit(live.metadata().metadataFileLocation()).path)
+        carried = {
+            "data files": int(summary["total-data-files"]),
+            "delete files": int(summary["total-delete-files"]),
+            "manifests": lake.spark.sql(f"SELECT * FROM {table}.manifests").count(),
+            "snapshots": live.metadata().snapshots().size(),
+            "metadata": metadata.stat().st_size // 1024,
+        }
+        assert all(count <= 1.5 * STRETCH for count in carried.values()), (published, carried)
+    assert published == epochs + 1
+    lake.check_every_snapshot(table, "orders")
