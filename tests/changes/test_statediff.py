@@ -271,7 +271,7 @@ def test_what_is_not_parquet_is_foreign(change: FileChange, *, foreign: bool) ->
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_file_under_another_sequence_number_has_other_deletes(kept: bool) -> None:
+def test_a_file_under_another_sequence_number_has_other_deletes(*, kept: bool) -> None:
     """As one that was taken over from a branch: a delete that named rows of it is older than it is now."""
     was, now = replace(FILE, sequence=3), replace(FILE, sequence=9)
     after = Snapshot(m1=[now], x=[EQUALITY]) if kept else Snapshot(m1=[now])

@@ -52,6 +52,7 @@ class Watched(Project):
         options.setdefault("feed_table", EVER_WIDER)
         super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
         self._drivers: list[Driver] = []
+        self._declared = ""
         subject = Subject(
             pipeline="orders",
             keys=("id",),
@@ -136,11 +137,12 @@ class Watched(Project):
         self.feed.advance(20)
 
     def _another_partitioning(self) -> Sequence[str]:
-        """Choose one that the table does not have now."""
+        """Choose one that the table does not have now, and that is not declared: a run that is paused may be about to make it."""
         table = self.load()
         assert table is not None
-        now = list(PARTITIONINGS).index(",".join(str(field.transform) for field in table.spec().fields))
-        return list(PARTITIONINGS.values())[(now + 1) % len(PARTITIONINGS)]
+        now = ",".join(str(field.transform) for field in table.spec().fields)
+        self._declared = next(name for name in PARTITIONINGS if name not in {now, self._declared})
+        return PARTITIONINGS[self._declared]
 
     def files(self) -> Mapping[Path, int]:
         """The data and delete files that lie in the warehouse, with their times of writing."""

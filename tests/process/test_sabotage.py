@@ -57,10 +57,10 @@ def test_writer_unchecked(sabotaged: Callable[..., Watched]) -> None:
 
 
 def test_change_unfenced(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) -> None:
-    """Woken, the first still adds its column, and the mark is its own again; what it then publishes does not continue the frontier."""
+    """Woken, the first still partitions the table its own way, which the mark then says is its own; publishes are fenced as ever."""
     project = sabotaged("change-unfenced", rest=rest_catalog.uri, table="lake.t.change_unfenced")
     with pytest.raises(Unexpected, match=r"it ended with \d instead of 4"):
-        overtake_and_wake(project, ["schema.before"], nullcontext)
+        overtake_and_wake(project, ["partitioning.before"], nullcontext)
     assert found(project) == {Kind.WRITER}
 
 

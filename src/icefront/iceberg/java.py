@@ -345,6 +345,11 @@ class JavaTable:
     def head(self, pipeline: str) -> LazyHead:
         return LazyHead(self.gateway, self.metadata(), pipeline)
 
+    def place(self) -> str:
+        """Return where the table's current metadata is: every commit, of rows or not, moves it."""
+        place: str = self.metadata().metadataFileLocation()
+        return place
+
     def metadata_json(self) -> str:
         """Return the table's current metadata the way its metadata file has it."""
         text: str = self.gateway.metadata_parser.toJson(self.metadata())

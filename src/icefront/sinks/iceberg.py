@@ -6,6 +6,7 @@ open ─▶ claim ─▶ (prepare ─▶ writer … workers … closed files) �
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,6 +24,7 @@ from icefront.core.files import ClosedFile, Staged
 from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
 from icefront.core.protocol import (
+    MOVES,
     Answer,
     Claim,
     Head,
@@ -191,26 +193,33 @@ class IcebergSink:
         Others' commits may come between and win, our own publishes among them. An answer that was lost is not missed: what
         landed is not left to do.
         """
-        attempts = 2 * self._wanted.retries + 2
-        why, next_step = "", None
+        most = 2 * self._wanted.retries + 2
         tried: Sequence[object] = ()
-        for attempt in range(attempts):
-            if attempt > 1:
-                self._back_off(attempt)
-            head = self._look()
+        seen, failures = "", 0
+        answer: Landed | NotLanded = NotLanded("")
+        for attempts in itertools.count():
+            if failures:
+                self._back_off(failures)
+            head, now = self._look(), self._live().place()
             changes = left()
             if tried and changes != tried:
                 # Also when the answer was lost and the change is found now.
                 failpoint(f"{what}.after")
                 log.info("changed the table", table=self.target, what=what, changes=[str(change) for change in tried])
+            elif tried:
+                # To lose to a commit of somebody else is no failure.
+                failures += isinstance(answer, Unanswered) or now == seen
             if not changes:
                 return
-            tried = changes
+            if failures >= most or attempts >= most + MOVES:
+                break
+            tried, seen = changes, now
             answer = self._renew(head, what, do)
-            if isinstance(answer, NotLanded):
-                why, next_step = answer.why, answer.next_step if isinstance(answer, Unanswered) else None
+        why = answer.why if isinstance(answer, NotLanded) else "it is changed, and more is to be"
         fact = f"the {what} of {self.target} could not be changed in {attempts} attempts; the last said: {why}"
-        raise ConnectionFailed(fact, next_step) if next_step else CommitUncertain(fact, "run it again")
+        if isinstance(answer, Unanswered):
+            raise ConnectionFailed(fact, answer.next_step)
+        raise CommitUncertain(fact, "run it again")
 
     def _renew(self, head: Head, what: str, do: Callable[[JavaObject], None]) -> Landed | NotLanded:
         """Claim once more what is ours, and change the table in the same step: so the fence decides about that, too."""
