@@ -1,11 +1,15 @@
-"""A second engine that reads equality deletes: iceberg-rust through DataFusion. It shares no code with Spark or Icefront."""
+"""Other engines: iceberg-rust through DataFusion, which reads equality deletes; PyIceberg, Polars and DuckDB, which need tables without."""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import datafusion
+import duckdb
+import polars as pl
+import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
@@ -24,3 +28,24 @@ def read_metadata(location: str) -> tuple[list[dict[str, Any]], Schema]:
     context = datafusion.SessionContext()
     context.register_table("t", found)
     return context.sql("SELECT * FROM t").to_pylist(), found.schema()
+
+
+def by_pyiceberg(location: str) -> pa.Table:
+    return StaticTable.from_metadata(location).scan().to_arrow()
+
+
+def by_polars(location: str) -> pa.Table:
+    return pl.scan_iceberg(location).collect().to_arrow()
+
+
+def by_duckdb(location: str) -> pa.Table:
+    """Its extensions come with the packages that are locked: nothing is fetched."""
+    with duckdb.connect() as connection:
+        for name in ("avro", "iceberg"):
+            (folder,) = (files(f"duckdb_extension_{name}") / "extensions").iterdir()
+            connection.execute(f"LOAD '{folder / name}.duckdb_extension'")
+        found: pa.Table = connection.execute("SELECT * FROM iceberg_scan(?)", [location]).to_arrow_table()
+        return found
+
+
+WITHOUT_EQUALITY_DELETES = (by_pyiceberg, by_polars, by_duckdb)

@@ -19,6 +19,7 @@ from icefront.upkeep.settle import debt, settle
 from tests.changes.oracle import spelled
 from tests.changes.streaming import Streaming
 from tests.changes.test_changes import create
+from tests.engines import WITHOUT_EQUALITY_DELETES
 
 pytestmark = pytest.mark.spark
 
@@ -33,6 +34,11 @@ def by_pyiceberg(lake_folder: Any, table: str) -> Counter[Any]:
     catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{lake_folder}/catalog.db")
     found = catalog.load_table(table.partition(".")[2]).scan().to_arrow()
     return Counter(tuple(spelled(v) for v in row.values()) for row in found.to_pylist())
+
+
+def metadata(lake_folder: Any, table: str) -> str:
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{lake_folder}/catalog.db")
+    return catalog.load_table(table.partition(".")[2]).metadata_location
 
 
 def deletes(spark: Any, table: str) -> Counter[DeleteKind]:
@@ -70,6 +76,10 @@ def test_upserts_are_settled(spark: Any, lake_folder: Any, table: str, version: 
     assert done.equality_files == 2
     assert done.dead_rows == 4, "5 twice, 41 and 7"
     assert len(done.snapshots) == 1
+    wanted = rows(spark, table)
+    for engine in WITHOUT_EQUALITY_DELETES:
+        found = engine(metadata(lake_folder, table)).to_pylist()
+        assert Counter(tuple(spelled(row[name]) for name in ("id", "v", "n")) for row in found) == wanted, engine.__name__
     kind = DeleteKind.VECTOR if version == 3 else DeleteKind.POSITION
     assert deletes(spark, table) == {kind: done.files_with_dead_rows}
 

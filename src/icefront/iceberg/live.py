@@ -241,7 +241,7 @@ def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
     return Listing(
         spec_id=ref.spec_id,
         paths=lists[_FILE_PATH],
-        formats=[written.lower() for written in lists[_FORMAT]],
+        formats=_lowered(lists[_FORMAT]),
         partitions=partitions,
         sequences=_inherited(lists[_SEQUENCE], ref),
         records=records,
@@ -260,6 +260,11 @@ class _Lists:
 
     def __getitem__(self, field: int) -> list[Any]:
         return self.columns[field].to_list() if field in self.columns else [None] * self.count
+
+
+def _lowered(formats: Sequence[str]) -> list[str]:
+    known = {written: written.lower() for written in set(formats)}
+    return [known[written] for written in formats]
 
 
 def _inherited(sequences: list[int | None], ref: Ref) -> list[int]:
@@ -293,10 +298,12 @@ def first_row_ids(manifest: int | None, files: Iterable[tuple[int | None, int]])
 
     Files without one share the manifest's range, in the order in which they are listed. Without such a range no file has ids.
     """
+    if manifest is None:
+        yield from (None for _ in files)
+        return
     for said, records in files:
-        yield None if manifest is None else manifest if said is None else said
-        if manifest is not None and said is None:
-            manifest += records
+        yield manifest if said is None else said
+        manifest += records if said is None else 0
 
 
 def _deletes(manifest: Manifest, ref: Ref) -> Iterator[DeleteEntry]:

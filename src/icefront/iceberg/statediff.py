@@ -78,7 +78,9 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     before, after = (Deletes([*side.values(), *ties.values()], facts) for side in (lost, fresh))
     ids = before.ids | after.ids
     left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
-    left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in (left, came))
+    # Files are on both sides only where a manifest was rewritten.
+    both = (left, came) if left and came else ((), ())
+    left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in both)
     kin = _kin(_Side(gone, left, left_paths - came_paths), _Side(come, came, came_paths - left_paths), read, facts)
     changes = [
         FileChange(f, on, None, kin.get(f.path, 0)) for files in left for f, on in before.on(files, _without(files, came_paths))
