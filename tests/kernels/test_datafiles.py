@@ -97,16 +97,16 @@ def test_pages_without_a_wanted_row_are_passed_over(written: Path, monkeypatch: 
     asked: list[tuple[int, int]] = []
     windows = datafiles._windows
 
-    def watched(places: Any) -> list[tuple[int, int]]:
-        asked.extend(windows(places))
+    def watched(places: Any, ends: Any) -> list[tuple[int, int]]:
+        asked.extend(windows(places, ends))
         return asked
 
     monkeypatch.setattr(datafiles, "_windows", watched)
     monkeypatch.setattr(datafiles, "PAGE_ROWS", 100)
     wanted = np.zeros(ROWS, bool)
-    wanted[[10, 90, 4_000]] = True
-    assert read(written, wanted)["id"].to_pylist() == [10, 90, 4_000]
-    assert asked == [(10, 91), (4_000, 4_001)]
+    wanted[[10, 90, 1_999, 2_000, 4_500]] = True
+    assert read(written, wanted)["id"].to_pylist() == [10, 90, 1_999, 2_000, 4_500]
+    assert asked == [(10, 91), (1_999, 2_000), (2_000, 2_001), (4_500, 4_501)], "row groups are read one by one"
 
 
 @pytest.mark.parametrize("version", [2, 3])

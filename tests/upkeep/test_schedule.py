@@ -163,12 +163,14 @@ def test_snapshots_that_are_too_many_go_and_the_mark_stays(lake: Lake, table: st
     expire = {"at_least": 1, "at_most": 2, "every": "1ms", "orphans": "off"}
     pipeline = lake.pipeline(**orders(table, upkeep={"settle": "off", "compact": "off", "expire": expire}))
     lake.run(pipeline)
+    given_up = time.monotonic() + PATIENCE
+    while (snapshots := lake.spark.sql(f"SELECT * FROM {table}.snapshots").count()) > 2 and time.monotonic() < given_up:
+        pipeline.upkeep(lake.spark, once=True)  # a cycle that has just been rests before the next
+        lake.spark.sql(f"REFRESH TABLE {table}")
+    assert snapshots <= 2
     (found,) = status(pipeline)
     assert found.upkeep is not None
-    assert found.upkeep.health is not None
-    assert found.upkeep.health.snapshots <= 2
-    last = found.upkeep.last[0]
-    assert (last.kind, last.outcome) == ("expire", "done")
+    assert {cycle.kind: cycle.outcome for cycle in found.upkeep.last} == {"expire": "done"}
     feed.advance(10)
     assert lake.run(pipeline).epochs == 1, "it goes on from the mark"
     lake.check_every_snapshot(table, "orders")

@@ -93,7 +93,7 @@ class Files:
         with self._opened(file.path) as parquet:
             projection = self._projection(parquet, schema, self._known(file, schema))
             if wanted is not None and (path := _local(file.path)) and projection.skips(parquet):
-                windows = list(_windows(np.flatnonzero(wanted)))
+                windows = list(_windows(np.flatnonzero(wanted), _ends(parquet)))
                 # Each of them costs a little, however few pages it has.
                 if len(windows) <= WINDOWS + 2 * len(wanted) // WINDOW_ROWS:
                     yield from projection.some(path, parquet.schema_arrow, windows, wanted)
@@ -245,13 +245,19 @@ class _Projection:
         return pa.RecordBatch.from_struct_array(made).cast(self.arrow)
 
 
-def _windows(places: Positions) -> Iterator[tuple[int, int]]:
-    """Return where to read rows at some places: from one to the next as long as it is not far, and not too many at once."""
+def _ends(parquet: pq.ParquetFile) -> Positions:
+    """Say where the row groups of a file end."""
+    return np.cumsum([parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)])
+
+
+def _windows(places: Positions, ends: Positions) -> Iterator[tuple[int, int]]:
+    """Return where to read rows at some places: from one to the next in its row group if that is not far, and not too many at once."""
+    groups = np.searchsorted(ends, places, "right")
     while len(places):
-        far = np.flatnonzero((np.diff(places) > PAGE_ROWS) | (places[1:] - places[0] >= WINDOW_ROWS))
-        count = int(far[0]) + 1 if len(far) else len(places)
+        apart = (np.diff(places) > PAGE_ROWS) | (places[1:] - places[0] >= WINDOW_ROWS) | (np.diff(groups) > 0)
+        count = int(np.argmax(apart)) + 1 if apart.any() else len(places)
         yield int(places[0]), int(places[count - 1]) + 1
-        places = places[count:]
+        places, groups = places[count:], groups[count:]
 
 
 def _readable(column: pq.ColumnChunkMetaData) -> bool:
