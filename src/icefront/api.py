@@ -197,7 +197,7 @@ class Pipeline:
 
         terms = self.settings.upkeep.terms
         hands = SparkHands(spark, notes.staged_paths, terms)
-        return Keeper(self.settings.pipeline, terms, hands, notes, tell=on_cycle or (lambda _: None))
+        return Keeper(self.settings.pipeline, terms, hands, notes, tell=on_cycle or (lambda _: None), masked=masked)
 
     def _check_not_emptied(self, source: Changefeed) -> None:
         """Stop where a feed was read and shows no table any more: then nobody else knows that there is a target."""

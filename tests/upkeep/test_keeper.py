@@ -271,3 +271,15 @@ def test_what_was_never_told_of_a_target_has_no_thread_to_end(world: World) -> N
     background.finish(lambda: False)
     background.close()
     assert world.hands.measured == []
+
+
+def test_what_is_noted_about_a_failure_has_no_secrets(world: World) -> None:
+    world.hands.tables[T] = ALL
+
+    def fails(*_: Any) -> Did:
+        raise RuntimeError("refused: token hunter2")
+
+    world.hands.act = fails
+    done = world.keeper(masked=lambda text: text.replace("hunter2", "***")).step()
+    assert done is not None
+    assert done.facts == {"error": "RuntimeError: refused: token ***"}

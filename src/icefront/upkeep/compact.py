@@ -92,7 +92,7 @@ def compact(
         "rewrite-all": str(everything).lower(),
         "max-file-group-size-bytes": str(min(GROUP_BYTES, max_bytes or GROUP_BYTES)),
     }
-    work = _Work(Rewriter(spark, live, options, order(view, sort)), max_bytes, everything)
+    work = _Work(Rewriter(spark, live, options, order(view, sort)), max_bytes, everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:
         work.snapshots.append(landed)
@@ -152,7 +152,7 @@ def _deletes(view: View) -> list[DeleteEntry]:
 class _Work:
     """One compaction: what waits, what was done."""
 
-    def __init__(self, rewriter: Rewriter, max_bytes: int | None, everything: bool) -> None:  # noqa: FBT001
+    def __init__(self, rewriter: Rewriter, max_bytes: int | None, *, everything: bool) -> None:
         self._rewriter = rewriter
         self._max_bytes = max_bytes
         self._everything = everything

@@ -87,7 +87,9 @@ class Keeper:
         tell: Callable[[CycleRecord], None] = lambda _: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         look_seconds: float = LOOK_SECONDS,
+        masked: Callable[[str], str] = str,
     ) -> None:
+        """`masked` takes secrets out of what is noted about a failure."""
         self._pipeline = pipeline
         self._terms = terms
         self._hands = hands
@@ -95,6 +97,7 @@ class Keeper:
         self._tell = tell
         self._clock = clock
         self._look_seconds = look_seconds
+        self._masked = masked
         self._holder = uuid.uuid4().hex
         self._looks: dict[str, datetime] = {}
         """When each target may be measured again."""
@@ -187,7 +190,7 @@ class Keeper:
             did = self._hands.work(kind, target, candidate.health)
         except Exception as error:  # noqa: BLE001 — whatever it is, the run goes on
             said = error.fact if isinstance(error, IcefrontError) else f"{type(error).__name__}: {error}".partition("\n")[0]
-            facts = {"error": said[:500]}
+            facts = {"error": self._masked(said)[:500]}
             if self._cancelled.is_set():
                 return Outcome.CANCELLED, facts
             log.warning("upkeep failed; trying again later", target=target, kind=kind.value, error=said)
