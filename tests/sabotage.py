@@ -17,7 +17,7 @@ from uuid import UUID
 from icefront.cli import main
 from icefront.core import protocol
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.files import ClosedFile, Staged
+from icefront.core.files import Staged
 from icefront.core.marks import START, Mark, Position, Writer
 from icefront.core.protocol import Claim, Decision, Head, NotLanded, Publication
 from icefront.core.timestamps import ORIGIN, Timestamp
@@ -100,10 +100,10 @@ def delete_on_unknown_outcome(patch: Patch) -> None:
     """Take a commit without an answer for one that failed, and clean up its files."""
     commit_fenced = java.JavaTable.commit_fenced
 
-    def committed(table: java.JavaTable, pipeline: str, files: Sequence[ClosedFile], *rest: Any, **options: Any) -> Any:
-        answer = commit_fenced(table, pipeline, files, *rest, **options)
+    def committed(table: java.JavaTable, pipeline: str, change: java.Change, *rest: Any, **options: Any) -> Any:
+        answer = commit_fenced(table, pipeline, change, *rest, **options)
         if isinstance(answer, NotLanded):
-            for file in files:
+            for file in change.files:
                 Path(urlsplit(file.path).path).unlink()
         return answer
 

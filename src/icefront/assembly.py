@@ -131,4 +131,5 @@ class Routes:
             sequence_by=target.sequence_column,
             retries=settings.commit.retries,
             patience=settings.commit.patience.seconds,
+            publish=settings.write.publish,
         )

@@ -11,7 +11,7 @@ import pytest
 from icefront.core.errors import CommitUncertain, ConnectionFailed, Stopped
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Landed, NotLanded, Published, Send
-from icefront.iceberg.java import JavaTable, Unanswered
+from icefront.iceberg.java import Change, JavaTable, Unanswered
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FAULTS, FaultProxy, Where, commits, loads
 from tests.rest.channel import Channel, applied, release_before_looking
@@ -250,8 +250,8 @@ def test_an_answer_that_comes_too_slowly_is_given_up_and_its_commit_found(
     send = table.sink._send
     answers: list[Landed | NotLanded] = []
 
-    def noted(request: Send) -> Landed | NotLanded:
-        answers.append(send(request))
+    def noted(request: Send, change: Change | None) -> Landed | NotLanded:
+        answers.append(send(request, change))
         return answers[-1]
 
     monkeypatch.setattr(table.sink, "_send", noted)

@@ -218,6 +218,12 @@ def test_a_mistake_in_the_sink_is_named_with_its_place(refused, sink, expected):
     assert any(expected in line for line in lines(found)), found
 
 
+def test_settled_epochs_have_no_scoped_deletes(refused):
+    sink = "  iceberg: {table: lake.shop.orders}"
+    text = refused(GOOD.replace(sink, "  iceberg: {table: lake.shop.orders, deletes: scoped}\nwrite: {publish: settled}"))
+    assert "orders.yaml:5:47: sink.iceberg.deletes: scoped deletes and publish: settled exclude each other" in lines(text)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -231,11 +237,6 @@ def test_a_mistake_in_the_sink_is_named_with_its_place(refused, sink, expected):
             "  iceberg: {table: lake.shop.orders}",
             "  opensearch: {}",
             "orders.yaml:5:3: sink.opensearch: an opensearch sink is not",
-        ),
-        (
-            "pipeline: orders",
-            "pipeline: orders\nwrite: {publish: settled}",
-            'orders.yaml:2:18: write.publish: "settled" is not available',
         ),
         (
             "pipeline: orders",

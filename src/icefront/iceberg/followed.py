@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyiceberg.table.metadata import TableMetadataUtil
-
 from icefront.core.errors import CommitUncertain, ConfigError, Replaced, SourceChanged
 from icefront.iceberg.java import Gateway, JavaTable
 from icefront.iceberg.view import View
@@ -33,8 +31,7 @@ class FollowedTable:
         table = self._refreshed()
         location = str(table.metadata().metadataFileLocation())
         if self._seen is None or self._seen[0] != location:
-            metadata = TableMetadataUtil.parse_raw(table.metadata_json())
-            self._seen = location, View(self._name, metadata, {**table.io_properties(), **self._io_properties})
+            self._seen = location, View.at(table, table.metadata(), self._io_properties)
         return self._seen[1]
 
     def keep(self, tag: str, snapshot: int) -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -28,7 +28,8 @@ from icefront.core.errors import ClockBehind, ConfigError, ConnectionFailed, Ice
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
-from icefront.iceberg import summary
+from icefront.iceberg import described, summary
+from icefront.iceberg.described import DeleteChange, Described
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -125,6 +126,21 @@ class Upkept:
     """Of that snapshot."""
     sent: bool = True
     """Whether the catalog was asked at all. What was, may land late: nothing of it may be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be committed in one step: files, the snapshot's summary, properties of the table.
+
+    `also` is given the transaction first, and may change schema or partitioning in it. `deletes` is given the very metadata that is
+    committed onto, anew in every attempt, and says which deletes come and go with the files.
+    """
+
+    files: Sequence[ClosedFile]
+    entries: Mapping[str, str]
+    properties: Mapping[str, str] = field(default_factory=dict)
+    also: Callable[[JavaObject], None] = lambda _: None
+    deletes: Callable[[JavaObject], DeleteChange] = lambda _: DeleteChange()
 
 
 class _Fence:
@@ -350,9 +366,9 @@ class JavaTable:
         place: str = self.metadata().metadataFileLocation()
         return place
 
-    def metadata_json(self) -> str:
-        """Return the table's current metadata the way its metadata file has it."""
-        text: str = self.gateway.metadata_parser.toJson(self.metadata())
+    def metadata_json(self, metadata: JavaObject) -> str:
+        """Return metadata of the table the way its metadata file has it."""
+        text: str = self.gateway.metadata_parser.toJson(metadata)
         return text
 
     def schema_json(self) -> str:
@@ -394,45 +410,33 @@ class JavaTable:
     def commit_fenced(
         self,
         pipeline: str,
-        files: Sequence[ClosedFile],
-        entries: Mapping[str, str],
-        properties: Mapping[str, str],
+        change: Change,
         mark: Mark,
         check: Callable[[Head], object],
         *,
         patience: float,
         before_commit: Callable[[], None] = lambda: None,
-        also: Callable[[JavaObject], None] = lambda _: None,
     ) -> Landed | NotLanded:
-        """Commit files, summary and mark in one step, under a fence evaluated in each attempt.
+        """Commit a change and the mark in one step, under a fence evaluated in each attempt.
 
-        `also` is given the transaction first, and may change schema or partitioning in it. Commits of others that come first do
-        not count as failures for `patience` seconds: the change is put together anew on theirs.
+        Commits of others that come first do not count as failures for `patience` seconds: the change is put together anew on theirs.
         """
-        remembered = {**properties, summary.mark_property(pipeline): mark.to_json()}
+        marked = replace(change, properties={**change.properties, summary.mark_property(pipeline): mark.to_json()})
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
         try:
-            return self._attempts(fence, pipeline, files, entries, remembered, patience, before_commit, also)
+            return self._attempts(fence, pipeline, marked, patience, before_commit)
         finally:
             fence.forget()
 
     def _attempts(
-        self,
-        fence: _Fence,
-        pipeline: str,
-        files: Sequence[ClosedFile],
-        entries: Mapping[str, str],
-        remembered: Mapping[str, str],
-        patience: float,
-        before_commit: Callable[[], None],
-        also: Callable[[JavaObject], None],
+        self, fence: _Fence, pipeline: str, change: Change, patience: float, before_commit: Callable[[], None]
     ) -> Landed | NotLanded:
         given_up = time.monotonic() + patience
         attempt = 0
         while True:
             attempt += 1
             try:
-                transaction = self._change(fence, files, entries, remembered, also)
+                transaction = self._change(fence, change)
                 snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
                 before_commit()
                 self._swap(transaction)
@@ -444,26 +448,19 @@ class JavaTable:
                     return answer
             time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
 
-    def _change(
-        self,
-        fence: _Fence,
-        files: Sequence[ClosedFile],
-        entries: Mapping[str, str],
-        properties: Mapping[str, str],
-        also: Callable[[JavaObject], None],
-    ) -> JavaObject:
+    def _change(self, fence: _Fence, change: Change) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
         transaction = self.table.newTransaction()
         fence.transaction = transaction
-        also(transaction)
-        update = self._snapshot_update(transaction, files)
+        change.also(transaction)
+        update = self._snapshot_update(transaction, change.files, change.deletes(transaction.startMetadata()))
         update.scanManifestsWith(self.gateway.at_once)
         update.validateWith(fence)
-        for key, value in entries.items():
+        for key, value in change.entries.items():
             update.set(key, value)
         update.commit()
         remembered = transaction.updateProperties()
-        for key, value in properties.items():
+        for key, value in change.properties.items():
             remembered.set(key, value)
         remembered.commit()
         return transaction
@@ -482,8 +479,7 @@ class JavaTable:
 
     def commit_deletes(
         self,
-        added: Sequence[Mapping[str, Any]],
-        removed: Sequence[Mapping[str, Any]],
+        deletes: DeleteChange,
         files: Iterable[str],
         planned_at: int,
         entries: Mapping[str, str],
@@ -492,17 +488,14 @@ class JavaTable:
     ) -> int | None:
         """Add and remove delete files in one step, and return its snapshot; None when another commit touched the same files.
 
-        `added` and `removed` are described as ContentFileParser reads them, `files` are the data files that get deletes. Nothing but
-        a row delta will do: a concurrent compaction does not look at what a `replace` did, and would bring rows back.
+        `files` are the data files that get deletes. Nothing but a row delta will do: a concurrent compaction does not look at what a
+        `replace` did, and would bring rows back.
         """
-        described = self.gateway.mapper.readTree(json.dumps([*added, *removed]))
 
         def change(transaction: JavaObject) -> JavaObject:
             update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
             update.validateDataFilesExist(self.gateway.read_list(files))
-            for number in range(len(added) + len(removed)):
-                file = self.gateway.file_parser.fromJson(described.get(number), self.table.specs())
-                (update.addDeletes if number < len(added) else update.removeDeletes)(file)
+            self._exchange(update, deletes)
             return update
 
         return self.commit_upkeep(change, entries, patience=patience).snapshot
@@ -562,62 +555,36 @@ class JavaTable:
         found = any(ancestor.snapshot == snapshot for ancestor in self.head(pipeline).ancestors)
         return Landed(snapshot, attempt) if found else NotLanded("the commit was confirmed, but the branch does not show it")
 
-    def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile]) -> JavaObject:
+    def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile], deletes: DeleteChange) -> JavaObject:
         """Choose the operation: an empty row delta would be an `overwrite`, so it is an append."""
-        parsed = self._parse(files)
-        if any(file.kind is not FileKind.DATA for file in files):
+        parsed = list(zip(files, self._parse([described.closed(file) for file in files]), strict=True))
+        if deletes.added or deletes.removed or any(file.kind is not FileKind.DATA for file in files):
             update = transaction.newRowDelta()
             for file, node in parsed:
-                if file.kind is FileKind.DATA:
-                    update.addRows(node)
-                else:
-                    update.addDeletes(node)
+                (update.addRows if file.kind is FileKind.DATA else update.addDeletes)(node)
+            if deletes.added:
+                # They were made for this very snapshot: vectors that came before are replaced, not met by chance.
+                update.validateFromSnapshot(transaction.startMetadata().currentSnapshot().snapshotId())
+            self._exchange(update, deletes)
             return update
         update = transaction.newAppend()
         for _, node in parsed:
             update.appendFile(node)
         return update
 
-    def _parse(self, files: Sequence[ClosedFile]) -> list[tuple[ClosedFile, JavaObject]]:
+    def _exchange(self, update: JavaObject, deletes: DeleteChange) -> None:
+        for node in self._parse(deletes.added):
+            update.addDeletes(node)
+        for node in self._parse(deletes.removed):
+            update.removeDeletes(node)
+
+    def _parse(self, files: Sequence[Described]) -> list[JavaObject]:
+        """Make Java's objects of files: one text for all of them is parsed fastest."""
         if not files:
             return []
-        tree = self.gateway.mapper.readTree(json.dumps([content_file_json(f) for f in files]))
+        tree = self.gateway.mapper.readTree(json.dumps(files))
         specs = self.table.specs()
-        parse = self.gateway.file_parser.fromJson
-        return [(file, parse(tree.get(i), specs)) for i, file in enumerate(files)]
-
-
-def content_file_json(file: ClosedFile) -> dict[str, Any]:
-    """Describe a closed file the way Iceberg's ContentFileParser reads it."""
-
-    def pairs(values: Mapping[int, Any]) -> dict[str, list[Any]]:
-        return {"keys": list(values), "values": list(values.values())}
-
-    described: dict[str, Any] = {
-        "spec-id": file.spec_id,
-        "content": file.kind.value,
-        "file-path": file.path,
-        "file-format": "PARQUET",
-        "partition": dict(file.partition),
-        "file-size-in-bytes": file.size,
-        "record-count": file.records,
-    }
-    optional: dict[str, Mapping[int, Any]] = {
-        "column-sizes": file.column_sizes,
-        "value-counts": file.value_counts,
-        "null-value-counts": file.null_value_counts,
-        "nan-value-counts": file.nan_value_counts,
-        "lower-bounds": file.lower_bounds,
-        "upper-bounds": file.upper_bounds,
-    }
-    described |= {name: pairs(values) for name, values in optional.items() if values}
-    if file.split_offsets:
-        described["split-offsets"] = list(file.split_offsets)
-    if file.equality_ids:
-        described["equality-ids"] = list(file.equality_ids)
-    if file.sort_order_id is not None:
-        described["sort-order-id"] = file.sort_order_id
-    return described
+        return [self.gateway.file_parser.fromJson(tree.get(i), specs) for i in range(len(files))]
 
 
 def call(action: Callable[[], Any]) -> Any:

@@ -184,11 +184,13 @@ Read = Callable[[Sequence[Ref], Ids], Sequence[Entries]]
 class Manifests:
     """Reads manifests, each once: in threads, and where there are very many by `elsewhere`."""
 
-    def __init__(self, io: FileIO, elsewhere: Read | None = None) -> None:
+    def __init__(self, io: FileIO, elsewhere: Read | None = None, before: Manifests | None = None) -> None:
+        """What was read `before` is not read again; what nobody asks for from then on is forgotten with it."""
         self._io = io
         self._elsewhere = elsewhere
+        self._before: Mapping[tuple[Ref, Ids], Entries] = before.known if before else {}
         # Snapshots may list one manifest with other row ids: those from before format 3 with none, branches each with their own.
-        self._read: dict[tuple[Ref, Ids], Entries] = {}
+        self.known: dict[tuple[Ref, Ids], Entries] = {}
 
     def of(self, snapshot: Snapshot | None) -> dict[str, Ref]:
         """Return a snapshot's manifests by path; none of no snapshot."""
@@ -204,10 +206,11 @@ class Manifests:
 
     def entries(self, manifests: Sequence[Ref], ids: Ids = frozenset()) -> Sequence[Entries]:
         """Return what manifests list, of data files also the ranges of some columns."""
-        missing = [m for m in manifests if (m, ids) not in self._read]
+        self.known |= {(m, ids): self._before[m, ids] for m in manifests if (m, ids) in self._before}
+        missing = [m for m in manifests if (m, ids) not in self.known]
         for manifest, found in zip(missing, self._fetch(missing, ids), strict=True):
-            self._read[manifest, ids] = found
-        return [self._read[manifest, ids] for manifest in manifests]
+            self.known[manifest, ids] = found
+        return [self.known[manifest, ids] for manifest in manifests]
 
     def _fetch(self, manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
         many = len(manifests) > MANY_MANIFESTS or sum(m.bytes for m in manifests) > MANY_BYTES

@@ -5,16 +5,19 @@ equality deletes of a snapshot ─▶ files older than one of them, in its parti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing
+from icefront.core.errors import Stopped
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing, Manifests, Metrics
 from icefront.iceberg.statediff import Deletes, Facts
 
 if TYPE_CHECKING:
+    from icefront.core.files import ClosedFile
+    from icefront.iceberg.view import View
     from icefront.kernels.datafiles import Mask
     from icefront.kernels.vectors import Positions
 
@@ -58,6 +61,51 @@ class NewDelete:
     count: int
     offset: int | None = None
     length: int | None = None
+
+
+def pending(file: ClosedFile, sequence: int) -> DeleteEntry:
+    """Return an equality delete that holds for the whole table the way it would be if it were published with this sequence number."""
+    return DeleteEntry(
+        kind=DeleteKind.EQUALITY,
+        path=file.path,
+        offset=None,
+        length=file.size,
+        format="parquet",
+        spec_id=file.spec_id,
+        partition=(),
+        sequence=sequence,
+        equality_ids=file.equality_ids,
+        metrics=Metrics(_bytes(file.lower_bounds), _bytes(file.upper_bounds), file.null_value_counts),
+        records=file.records,
+    )
+
+
+def _bytes(bounds: Mapping[int, str]) -> Mapping[int, bytes]:
+    return {field: bytes.fromhex(text) for field, text in bounds.items()}
+
+
+def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = ()) -> Debt:
+    """Find what a table owes its readers; with equality deletes that are still to be published, what it would owe then."""
+    refs = manifests.of(view.metadata.current_snapshot()).values()
+    known = [delete for e in manifests.entries([ref for ref in refs if not ref.has_data]) for delete in e.deletes]
+    deletes = [*known, *unpublished]
+    if not any(delete.kind is DeleteKind.EQUALITY for delete in deletes):
+        return Debt()
+    ids = frozenset(i for delete in deletes for i in delete.equality_ids)
+    found = manifests.entries([ref for ref in refs if ref.has_data], ids)
+    return debt((e.data for e in found if e.data is not None), deletes, view.facts)
+
+
+def check_formats(table: str, owed: Debt) -> None:
+    """Stop where what is to be read is not Parquet."""
+    files: list[DataEntry | DeleteEntry] = [unsettled.file for unsettled in owed.files]
+    files += [d for u in owed.files for d in u.deletes if d.kind is not DeleteKind.VECTOR]
+    for file in files:
+        if file.format != "parquet":
+            raise Stopped(
+                f"{file.path} of {table} has the format {file.format}, and only Parquet can be settled",
+                "rewrite the table's files as Parquet: CALL system.rewrite_data_files",
+            )
 
 
 def debt(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) -> Debt:

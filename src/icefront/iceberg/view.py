@@ -24,6 +24,8 @@ from icefront.kernels.datafiles import Layout
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from icefront.iceberg.java import JavaObject, JavaTable
+
 
 @dataclass(frozen=True)
 class View:
@@ -39,13 +41,20 @@ class View:
     def of(cls, spark: SparkSession, table: str) -> View:
         """Ask the catalog for a table."""
         from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
-        from icefront.spark.manifests import read_in_spark  # noqa: PLC0415
 
         found = Gateway(spark).load(table)
         if found is None:
             raise ConfigError(f"table {table} does not exist", "write catalog.namespace.table, of a catalog of this session")
-        metadata, io_properties = TableMetadataUtil.parse_raw(found.metadata_json()), found.io_properties()
-        return cls(table, metadata, io_properties, read_in_spark(spark, io_properties, metadata.location))
+        return cls.at(found, found.metadata())
+
+    @classmethod
+    def at(cls, table: JavaTable, metadata: JavaObject, io_properties: Mapping[str, str] | None = None) -> View:
+        """Take a table as some metadata of it says. `io_properties` win over those that the catalog gives."""
+        from icefront.spark.manifests import read_in_spark  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        parsed = TableMetadataUtil.parse_raw(table.metadata_json(metadata))
+        io = {**table.io_properties(), **(io_properties or {})}
+        return cls(table.name, parsed, io, read_in_spark(table.gateway.spark, io, parsed.location))
 
     @property
     def io(self) -> FileIO:
@@ -75,8 +84,8 @@ class View:
             {i: kind for i, kind in fields.items() if isinstance(kind, PrimitiveType)},
         )
 
-    def manifests(self) -> Manifests:
-        return Manifests(self.io, self.elsewhere)
+    def manifests(self, before: Manifests | None = None) -> Manifests:
+        return Manifests(self.io, self.elsewhere, before)
 
     def with_schema(self, schema: Schema) -> View:
         """Return the table with another schema in the place of the one with its number."""

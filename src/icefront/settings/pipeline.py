@@ -216,12 +216,6 @@ class TableSettings(Part):
         yield from _upsert_needs_keys(data)
 
 
-def _not_settled(value: Any) -> Any:
-    if value == "settled":
-        raise unavailable('"settled"', "write publish: immediate")
-    return value
-
-
 class Write(Part):
     """How files are written. The table's own write.* properties rule where set."""
 
@@ -231,8 +225,11 @@ class Write(Part):
         description="How changes get to the tasks that write them. `hash`: by key, always. `none`: not at all; one task reads and writes "
         "the whole epoch, for small epochs and few files. `auto`: `hash` when an epoch has more than one split.",
     )
-    publish: Annotated[Literal["immediate"], BeforeValidator(_not_settled)] = Field(
-        default="immediate", description="When an epoch becomes visible: `immediate`, as soon as it is committed."
+    publish: Literal["immediate", "settled"] = Field(
+        default="immediate",
+        description="How an epoch deletes. `immediate`: by key, without looking; readers look, until it is settled. `settled`: the rows are "
+        "looked up before publishing, and the epoch becomes visible with deletion vectors (format 2: position deletes) in the same "
+        "snapshot. No reader ever meets an equality delete; publishing then costs reading the key columns of the files that may hold a changed key.",
     )
 
 
@@ -391,6 +388,7 @@ class PipelineSettings(Part):
         yield from _partitions_fit_columns(data)
         yield from _upsert_needs_keys(data)
         yield from _known_catalogs(data)
+        yield from _settled_deletes(data)
         yield from _followed_tables(data)
 
     @property
@@ -486,6 +484,13 @@ def _known_catalogs(data: Mapping[str, Any]) -> Iterator[Found]:
         if name and "." in str(table) and name not in catalogs:
             fact = f"catalog {describe(name)} is not defined{closest(name, catalogs)}"
             yield (*loc, "table"), Problem(fact, "define it under catalogs in icefront.yaml")
+
+
+def _settled_deletes(data: Mapping[str, Any]) -> Iterator[Found]:
+    for loc, sink in _all_sinks(data) if _get(data.get("write"), "publish") == "settled" else ():
+        if _get(sink, "deletes") == "scoped":
+            fact = "scoped deletes and publish: settled exclude each other"
+            yield (*loc, "deletes"), Problem(fact, "leave deletes out: settled, a delete names rows and not keys")
 
 
 def _followed_tables(data: Mapping[str, Any]) -> Iterator[Found]:

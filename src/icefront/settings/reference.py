@@ -147,8 +147,7 @@ repository or of the file system. Without one, its defaults hold, relative to th
 
 ## Known, but not available in this version
 
-`source.kafka`, `sink.kafka`, `sink.opensearch`, `write.publish: settled`, `bad_rows: {reject: …}`, and
-`state: postgresql://…` are refused with exactly these words and their place in the file.
+`source.kafka`, `sink.kafka`, `sink.opensearch`, `bad_rows: {reject: …}` and `state: postgresql://…` are refused with exactly these words and their place in the file.
 
 ## In Python
 

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
 from pyiceberg.io import load_file_io
@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
-from icefront.core.files import ClosedFile, Staged
+from icefront.core.files import FileKind, Staged
 from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
 from icefront.core.protocol import (
@@ -41,11 +41,12 @@ from icefront.core.protocol import (
     renewal,
 )
 from icefront.iceberg import evolution, summary
-from icefront.iceberg.java import Gateway, JavaObject, JavaTable, Unanswered, call
+from icefront.iceberg.java import Change, Gateway, JavaObject, JavaTable, Unanswered, call
 from icefront.iceberg.partitions import PartitionField
 from icefront.kernels.net import check_keys
 from icefront.kernels.parquet import IcebergEpochWriter, TableLayout, check_format
 from icefront.proof.failpoints import failpoint
+from icefront.spark.settle import Settler
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +77,7 @@ class IcebergTarget:
     sequence_by: str | None = None
     retries: int = 5
     patience: float = 60.0
+    publish: Literal["immediate", "settled"] = "immediate"
 
 
 class IcebergSink:
@@ -85,6 +87,7 @@ class IcebergSink:
         self._gateway = Gateway(spark)
         self._wanted = wanted
         self._sleep = sleep
+        self._settler = Settler(spark)
         self._table: JavaTable | None = None
         self._writer: Writer | None = None
 
@@ -228,14 +231,11 @@ class IcebergSink:
         mark = claim.mark()
         return self._live().commit_fenced(
             self._wanted.pipeline,
-            (),
-            summary.of_change(mark, what),
-            {},
+            Change((), summary.of_change(mark, what), also=lambda transaction: call(lambda: do(transaction))),
             mark,
             lambda onto: fence(onto, claim),
             patience=0,  # what is to be done is found out anew when others came first
             before_commit=lambda: failpoint(f"{what}.before"),
-            also=lambda transaction: call(lambda: do(transaction)),
         )
 
     def _back_off(self, attempt: int) -> None:
@@ -400,14 +400,27 @@ class IcebergSink:
         return Schema.model_validate_json(self._gateway.schema_parser.toJson(schema))
 
     def publish(self, staged: Staged, onto: Mark) -> Outcome:
-        outcome = self._converse(publishing(Publication(staged, onto), retries=self._wanted.retries))
+        publication = Publication(staged, onto)
+        change = self._change(staged, publication.mark())
+        outcome = self._converse(publishing(publication, retries=self._wanted.retries), change)
         if isinstance(outcome, Published):
             # Also when the answer was lost and it was found in the table.
             step = "publish" if staged.files else "heartbeat"
             failpoint(f"{step}.after")
         return outcome
 
-    def _converse(self, conversation: Generator[Request, Answer, T]) -> T:
+    def _change(self, staged: Staged, mark: Mark) -> Change:
+        """Say what publishing an epoch changes. Settled, its equality deletes stay outside, and what they name goes in."""
+        entries = summary.of_epoch(mark, staged)
+        equality = [file for file in staged.files if file.kind is FileKind.EQUALITY_DELETES]
+        if self._wanted.publish == "immediate" or not equality:
+            return Change(staged.files, entries)
+        # Files without rows are there for the sake of equality deletes only.
+        data = [file for file in staged.files if file.kind is FileKind.DATA and file.records]
+        deletes = self._settler.settling(self._live(), equality, self._wanted.io_properties)
+        return Change(data, entries, deletes=deletes)
+
+    def _converse(self, conversation: Generator[Request, Answer, T], publishes: Change | None = None) -> T:
         """Carry out what the protocol asks for, with back-off between attempts."""
         answer: Answer | None = None
         reply: Landed | NotLanded | None = None
@@ -426,7 +439,7 @@ class IcebergSink:
                 if sent:
                     self._back_off(sent)
                 sent += 1
-                answer = reply = self._send(request)
+                answer = reply = self._send(request, publishes)
             else:
                 answer = self._look()
 
@@ -444,19 +457,17 @@ class IcebergSink:
                 self._back_off(attempt + 1)
         return self._live().refresh()
 
-    def _send(self, request: Send) -> Landed | NotLanded:
+    def _send(self, request: Send, publishes: Change | None) -> Landed | NotLanded:
         intent = request.intent
         table = self._live()
         mark = intent.mark()
-        files: Sequence[ClosedFile] = ()
-        properties: Mapping[str, str] = {}
         match intent:
             case Claim():
-                entries, step = summary.of_claim(mark), "claim"
-                properties = {SHARED: "true" if self._wanted.shared else "false"}
+                step = "claim"
+                change = Change((), summary.of_claim(mark), {SHARED: "true" if self._wanted.shared else "false"})
             case Publication(staged=staged):
-                entries, files = summary.of_epoch(mark, staged), staged.files
-                step = "publish" if files else "heartbeat"
+                step = "publish" if staged.files else "heartbeat"
+                change = publishes or self._change(staged, mark)
 
         def check(head: Head) -> None:
             if isinstance(intent, Publication):
@@ -469,9 +480,7 @@ class IcebergSink:
         failpoint(f"{step}.before")
         return table.commit_fenced(
             self._wanted.pipeline,
-            files,
-            entries,
-            properties,
+            change,
             mark,
             check,
             patience=self._wanted.patience,

@@ -22,7 +22,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -46,6 +46,7 @@ Told = tuple[str, bytes]
 """What workers tell: of which kind it is, and the thing itself."""
 Sent = tuple[int, Told]
 """The same on its way: the number of a split, or of the bucket that it is for."""
+T = TypeVar("T")
 Stage = Callable[[tuple[Split, ...]], Iterator[Sent]]
 
 
@@ -88,14 +89,14 @@ def write_epoch(spark: SparkSession, work: Work, splits: Sequence[Split]) -> Wri
         told = blobs.partitionBy(buckets, _as_it_is).mapPartitions(_MergeStage(work))
     else:
         told = _each(spark, items, _WholeStage(work)).values()
-    return _collect(_run(told), len(splits))
+    return _collect(run(told, "write the epoch"), len(splits))
 
 
 def infer_columns(spark: SparkSession, reader: Reader, epoch: Epoch, splits: Sequence[Split]) -> tuple[Report, ...]:
     """Ask every split which columns a table made for it would have."""
     ship_package(spark)
     told = _each(spark, [(split,) for split in splits], _InferStage(reader, epoch)).values()
-    return _collect(_run(told), len(splits)).reports
+    return _collect(run(told, "write the epoch"), len(splits)).reports
 
 
 def _each(spark: SparkSession, items: Sequence[tuple[Split, ...]], stage: Stage) -> RDD[Sent]:
@@ -107,8 +108,8 @@ def _as_it_is(bucket: int) -> int:
     return bucket
 
 
-def _run(told: RDD[Told]) -> list[Told]:
-    """Run the job; what Spark itself could not do (a full disk, lost executors) is a named stop."""
+def run(told: RDD[T], what: str) -> list[T]:
+    """Run a job; what Spark itself could not do (a full disk, lost executors) is a named stop."""
     try:
         return list(told.collect())
     except (PySparkException, Py4JJavaError) as error:
@@ -117,7 +118,7 @@ def _run(told: RDD[Told]) -> list[Told]:
             (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[0] if lines else repr(error)
         )
         raise Stopped(
-            f"Spark could not write the epoch: {reason[:300]}",
+            f"Spark could not {what}: {reason[:300]}",
             "nothing of it is visible: see spark.log beside the state, then run again",
         ) from error
 

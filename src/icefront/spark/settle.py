@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import pickle
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,22 @@ import pyarrow.parquet as pq
 from pyiceberg.io import load_file_io
 from pyiceberg.table.locations import load_location_provider
 
-from icefront.iceberg import settling
+from icefront.iceberg import described, settling
+from icefront.iceberg.described import DeleteChange
 from icefront.iceberg.settling import NewDelete, Unsettled
+from icefront.iceberg.view import View
 from icefront.kernels.datafiles import Files, Layout
 from icefront.kernels.vectors import Positions, puffin
+from icefront.spark.job import run
 from icefront.spark.session import living, ship_package
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import SparkSession
+
+    from icefront.core.files import ClosedFile
+    from icefront.iceberg.java import JavaObject, JavaTable
+    from icefront.iceberg.live import Manifests
 
 PARTITION_BYTES = 256 * 1024 * 1024
 """What one task looks through: of a file only the key columns are read."""
@@ -47,6 +55,10 @@ class Work:
     io_properties: Mapping[str, str]
     location: str
     properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, view: View) -> Work:
+        return cls(view.layout, view.io_properties, view.metadata.location, view.metadata.properties)
 
     @cached_property
     def files(self) -> Files:
@@ -92,9 +104,49 @@ def find_dead(spark: SparkSession, work: Work, files: Sequence[Unsettled]) -> li
     """Find the dead rows of files and write them down; nothing becomes visible by it."""
     ship_package(spark)
     tasks = _packed(files, spark.sparkContext.defaultParallelism)
-    told = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks)).mapPartitions(_Stage(work))
+    items = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks))
+    told: RDD[bytes] = items.mapPartitions(_Stage(work))
     with living(spark):
-        return [pickle.loads(new) for new in told.collect()]  # noqa: S301 — written by our own workers
+        found: list[bytes] = run(told, "look for deleted rows")
+    return [pickle.loads(new) for new in found]  # noqa: S301 — written by our own workers
+
+
+class Settler:
+    """Settles epochs on their way: finds what their equality deletes name in the very table that they are published onto.
+
+    What was found for a file holds for as long as its deletes are the same: where somebody else's commit came first, the next
+    attempt looks at what that changed, and no more.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._manifests: Manifests | None = None
+
+    def settling(
+        self, table: JavaTable, files: Sequence[ClosedFile], io_properties: Mapping[str, str]
+    ) -> Callable[[JavaObject], DeleteChange]:
+        """Return what says, of some metadata, which deletes come and go in the place of an epoch's equality deletes."""
+        found: dict[Any, NewDelete | None] = {}
+
+        def deletes(metadata: JavaObject) -> DeleteChange:
+            view = View.at(table, metadata, io_properties)
+            self._manifests = view.manifests(self._manifests)
+            unpublished = [settling.pending(file, int(metadata.lastSequenceNumber()) + 1) for file in files]
+            owed = settling.owed(view, self._manifests, unpublished)
+            settling.check_formats(view.table, owed)
+
+            def place(unsettled: Unsettled) -> Any:
+                return view.metadata.format_version, unsettled.file.path, *(delete.key for delete in unsettled.deletes)
+
+            missing = [unsettled for unsettled in owed.files if place(unsettled) not in found]
+            written = {place(new.of): new for new in (find_dead(self._spark, Work.of(view), missing) if missing else ())}
+            found.update({place(unsettled): written.get(place(unsettled)) for unsettled in missing})
+            new = [replace(was, of=unsettled) for unsettled in owed.files if (was := found[place(unsettled)]) is not None]
+            ours = {delete.key for delete in unpublished}
+            known = [delete for delete in owed.equality if delete.key not in ours]
+            return described.exchange(view.metadata, new, [*settling.replaced(new), *known])
+
+        return deletes
 
 
 def _packed(files: Sequence[Unsettled], parallelism: int) -> list[list[Unsettled]]:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from icefront.core.errors import ConfigError
-from icefront.iceberg import settling
+from icefront.iceberg import described, settling
 from icefront.iceberg.live import DeleteEntry, DeleteKind
 from icefront.iceberg.summary import UPKEEP
 from icefront.iceberg.view import View
 from icefront.proof.failpoints import failpoint
-from icefront.upkeep.settle import PATIENCE, described
+from icefront.upkeep.settle import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -244,4 +244,4 @@ def _drop_dangling(spark: SparkSession, table: str, live: JavaTable) -> int | No
         return None
     at = view.metadata.current_snapshot_id
     assert at is not None
-    return live.commit_deletes([], [described(view, delete) for delete in found], (), at, _ENTRIES, patience=PATIENCE)
+    return live.commit_deletes(described.exchange(view.metadata, (), found), (), at, _ENTRIES, patience=PATIENCE)
