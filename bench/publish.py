@@ -63,7 +63,9 @@ class Table:
         upper = self.mark.frontier.wall + 1
         epoch = Epoch(self.mark.frontier, Timestamp(upper))
         fresh = self.snapshots == 1
-        files = tuple(self.sink.writer(epoch, fresh=fresh).write([_changes(upper)], 0, uuid.uuid4().hex[:8]))
+        files = tuple(
+            self.sink.writer(epoch, self.sink.prepare(()), fresh=fresh).write([_changes(upper)], 0, uuid.uuid4().hex[:8])
+        )
         self.next = Staged(
             pipeline=PIPELINE,
             target=self.sink.target,
@@ -71,7 +73,7 @@ class Table:
             epoch_id=epoch_id(PIPELINE, self.sink.target, epoch),
             position=Position.of({"at": upper}),
             files=files,
-            schema_id=self.sink.schema_id(),
+            schema_id=self.sink.prepare(()).schema_id,
             settings=self.sink.settings(),
             fresh=fresh,
         )

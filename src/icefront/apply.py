@@ -95,7 +95,7 @@ def apply_changes(
     epoch = Epoch(mark.frontier, upper)
     fresh = mark.frontier == ORIGIN and sink.is_empty()
     arrow = schema_to_pyarrow(schema, include_field_ids=True)
-    work = FrameWork(sink.writer(epoch, fresh=fresh), arrow.serialize().to_pybytes(), tuple(keys), sequence_by, op)
+    work = FrameWork(sink.writer(epoch, schema, fresh=fresh), arrow.serialize().to_pybytes(), tuple(keys), sequence_by, op)
     files, counts = write_frame(df, work)
     staged = Staged(
         pipeline=query,
@@ -104,7 +104,7 @@ def apply_changes(
         epoch_id=epoch_id(query, table, epoch),
         position=Position.of({"batch": batch}),
         files=files,
-        schema_id=sink.schema_id(),
+        schema_id=schema.schema_id,
         settings=sink.settings(),
         fresh=fresh,
         counts=counts,
@@ -149,7 +149,8 @@ def _hold(sink: IcebergSink, spark: SparkSession, table: str, source: Identity, 
     if recalled is not None:
         # Before the claim: who is refused must not put another out.
         _continued(recalled, source, table, batch, adopt=adopt)
-    mark = _claims[name] = sink.claim(uuid.uuid4().hex, source, adopt=adopt)
+    # As whoever was there: that we go on from it is said above and below, and becomes durable with the first batch.
+    mark = _claims[name] = sink.claim(uuid.uuid4().hex, recalled.source if recalled else source, adopt=adopt)
     return _continued(mark, source, table, batch, adopt=adopt)
 
 

@@ -57,7 +57,7 @@ class SparkJob:
     ) -> tuple[Sequence[ClosedFile], Sequence[Report]]:
         work = Work(
             reader=self.source.reader(self.table, self.keys, ignored, self.wanted.policy.renames),
-            writer=self.sink.writer(epoch, fresh=fresh),
+            writer=self.sink.writer(epoch, schema, fresh=fresh),
             epoch=epoch,
             schema=schema,
             keys=self.wanted.keys,

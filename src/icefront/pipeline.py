@@ -184,8 +184,11 @@ class Lane:
             return
         if (mark := self.route.sink.recall()) is not None:
             # Before the claim: a run that cannot go on disturbs nobody.
-            check_resume(mark, identity, self.source.observe(mark.position, [self.route.table]).earliest)
+            self._check_resume(identity, mark)
         self._claim(identity)
+
+    def _check_resume(self, identity: Identity, mark: Mark) -> None:
+        check_resume(mark, identity, self.source.observe(mark.position, [self.route.table]).earliest)
 
     def _claim(self, identity: Identity) -> Mark:
         sink = self.route.sink
@@ -227,11 +230,13 @@ class Lane:
                 self.examined, self.passed = upper, self.source.reached(epoch, self.passed, ())
                 return None
             self.schema = self.route.sink.prepare(self.route.job.infer(epoch, splits))
-            if self._claim(identity).frontier != epoch.lower:
+            if (claimed := self._claim(identity)).frontier != epoch.lower:
                 # Somebody else made the table meanwhile, and this pipeline's mark is in it.
+                self._check_resume(identity, claimed)
                 return self.write(upper, identity)
         failpoint("write.before")
         files, reports = self._write_files(epoch, splits)
+        assert self.schema is not None
         failpoint("write.after")
         position = self.source.reached(epoch, self.position, reports)
         self.examined = upper
@@ -244,7 +249,7 @@ class Lane:
             epoch_id=epoch_id(self.pipeline, self.route.sink.target, epoch),
             position=position,
             files=tuple(files),
-            schema_id=self.route.sink.schema_id(),
+            schema_id=self.schema.schema_id,
             settings=self.route.sink.settings(),
             fresh=self.fresh,
             counts=_counts(reports, files),

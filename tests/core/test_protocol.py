@@ -207,6 +207,13 @@ def test_a_first_claim_writes_the_origin() -> None:
     assert written == Mark("shop", ORIGIN, origin_id("shop", "orders"), START, SOURCE, ME)
 
 
+def test_a_claim_for_another_source_is_refused_in_the_commit_itself() -> None:
+    seen = mark(5, 0, OTHER)
+    stranger = replace(claim(seen), source=Identity.of({"feed": "y"}))
+    with pytest.raises(SourceChanged, match="feed"):
+        fence(Head(seen, (ancestor(0, 5, OTHER),)), stranger)
+
+
 def test_a_later_claim_changes_the_writer_only() -> None:
     seen = mark(5, 0, OTHER)
     assert fence(Head(seen, (ancestor(0, 5, OTHER),)), claim(seen)) == mark(5, 0, ME)

@@ -41,9 +41,10 @@ class MemorySource:
     asked: list[int] = field(default_factory=list)
     failing: list[IcefrontError] = field(default_factory=list)
     answers_first: int = 0
+    name: str = "memory"
 
     def identity(self) -> Identity:
-        return Identity("memory")
+        return Identity(self.name)
 
     def tables(self, after: Position) -> Sequence[str]:
         del after
@@ -116,11 +117,8 @@ class MemorySink:
     def is_empty(self) -> bool:
         return not any(ancestor.adds_files for ancestor in self.table.head().ancestors)
 
-    def writer(self, epoch: Epoch, *, fresh: bool) -> Any:
+    def writer(self, epoch: Epoch, schema: Schema, *, fresh: bool) -> Any:
         raise NotImplementedError
-
-    def schema_id(self) -> int:
-        return 0
 
     def settings(self) -> str:
         return "settings"

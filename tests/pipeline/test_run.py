@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, Minting
-from icefront.core.errors import BadRow, ConnectionFailed, FencedOut, IcefrontError, Overcompacted, Stopped
+from icefront.core.errors import BadRow, ConnectionFailed, FencedOut, IcefrontError, Overcompacted, SourceChanged, Stopped
+from icefront.core.ports import Wish
 from icefront.core.timestamps import ORIGIN
 from icefront.pipeline import EpochPublished, Result, Route, Run, RunOptions, Unroutable, Upkeep
 from tests.pipeline.small_world import MemoryNotes, MemorySource, at, route
@@ -332,3 +334,38 @@ def test_nothing_is_minted_for_a_newcomer_while_the_source_is_away(monkeypatch: 
         run(feed, [a, b])
     assert job_b.written == []
     assert not sink_b.exists
+
+
+def test_a_table_that_a_run_from_another_source_made_meanwhile_is_left_alone() -> None:
+    """Both find no table; the one that comes second meets the other's mark only when it claims."""
+    feed = source(a=[(1, 1, 10), (3, 2, 20)])
+    stranger = MemorySource({"a": [(1, 7, 70), (3, 8, 80)]}, [2, 4, 6], name="another")
+    (mine, sink, _), (theirs, other, _) = route(feed, "a"), route(stranger, "a", exists=False)
+    other.table = sink.table
+    prepare = other.prepare
+
+    def after_the_other(wishes: Sequence[Wish]) -> Schema:
+        run(feed, [mine])
+        return prepare(wishes)
+
+    other.prepare = after_the_other  # type: ignore[method-assign]
+    with pytest.raises(SourceChanged, match="memory"):
+        run(stranger, [theirs])
+    assert sink.table.rows() == [(1, 10), (2, 20)]
+    assert sink.table.mark is not None
+    assert sink.table.mark.source == feed.identity()
+
+
+def test_rows_of_others_that_come_between_staging_and_the_first_publish_are_hidden_by_the_next_run() -> None:
+    """The first epoch is written without deletes, for an empty table: then it has to be written again."""
+    feed, notes = source(a=[(1, 1, 10), (3, 2, 20)]), MemoryNotes()
+    a, sink, job = route(feed, "a")
+    sink.failing = {1: Stopped("the catalog is away", "")}
+    with pytest.raises(Stopped):
+        run(feed, [a], notes)
+    assert notes.kept[sink.target]
+    assert all(staged.fresh for staged in notes.kept[sink.target][:1])
+    sink.table.append("theirs", [(1, 99)])
+    run(feed, [a], notes)
+    assert sink.table.rows() == [(1, 10), (2, 20)]
+    assert job.written.count(Epoch(ORIGIN, at(2))) == 2

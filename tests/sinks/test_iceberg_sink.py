@@ -64,7 +64,7 @@ def stage(sink: IcebergSink, mark: Mark, upper: int, changes: Mapping[int, str |
             ORDER: pa.array(range(len(changes)), pa.int64()),
         }
     )
-    files = tuple(sink.writer(epoch, fresh=fresh).write([rows] if changes else [], 0, uuid.uuid4().hex[:8]))
+    files = tuple(sink.writer(epoch, sink.prepare(()), fresh=fresh).write([rows] if changes else [], 0, uuid.uuid4().hex[:8]))
     return Staged(
         pipeline="p",
         target=sink.target,
@@ -72,7 +72,7 @@ def stage(sink: IcebergSink, mark: Mark, upper: int, changes: Mapping[int, str |
         epoch_id=epoch_id("p", sink.target, epoch),
         position=Position.of({"at": upper}),
         files=files,
-        schema_id=sink.schema_id(),
+        schema_id=sink.prepare(()).schema_id,
         settings=sink.settings(),
         fresh=fresh,
     )

@@ -383,3 +383,31 @@ def test_a_settle_and_a_compaction_at_once_while_rows_are_published(spark: Any, 
     settle(spark, table)
     assert {row[0]: row[1] for row in spark.sql(f"SELECT id, v FROM {table}").collect()} == expected
     assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_two_compactions_at_once_bring_no_row_back(spark: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one rewrites the data that came with deletes; by itself Iceberg would take them for older than everything."""
+    create(spark, table, version=version)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+    spark.sql(f"INSERT INTO {table} SELECT id, 'old', 0 FROM range(10)")
+    writer = Streaming(spark, table)
+    between = [1]
+    commit = compacting._Work._commit
+
+    def after_another(work: Any, batch: Any) -> Any:
+        if between:
+            between.pop()
+            for key in (1, 2):
+                writer.upsert([{"id": key, "v": "new", "n": 1}], everywhere=True)
+            assert compact(spark, table, min_files=2).files_before == 2, "those of the other partition"
+        return commit(work, batch)
+
+    monkeypatch.setattr(compacting._Work, "_commit", after_another)
+    done = compact(spark, table, everything=True)
+    assert (done.failed_groups, done.left) == (1, 1)
+    assert sorted((row[0], row[1]) for row in spark.table(table).collect()) == [
+        (key, "new" if key in {1, 2} else "old") for key in range(10)
+    ]
+    monkeypatch.undo()
+    check(spark, table, everything=True)

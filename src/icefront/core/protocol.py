@@ -197,6 +197,8 @@ def _check_claim(head: Head, claim: Claim) -> None:
     if head.mark != claim.seen:
         raise Refusal("the mark moved since it was read")
     if claim.seen is not None:
+        # Here and not only before a run: what was claimed meanwhile may be another source's.
+        check_source(claim.seen, claim.source)
         check_lineage(head, claim.seen)
         return
     if any(a.pipeline == claim.pipeline for a in head.ancestors):
@@ -374,12 +376,17 @@ def _head(answer: Answer) -> Head:
 # ── resuming ───────────────────────────────────────────────────────────────────────────────
 def check_resume(mark: Mark, source: Identity, earliest: Timestamp) -> None:
     """Raise unless `source` is the one the mark was written for and still has what comes next."""
+    check_source(mark, source)
+    check_readable(mark.frontier, earliest)
+
+
+def check_source(mark: Mark, source: Identity) -> None:
+    """Raise unless `source` is the one the mark was written for: positions of another mean nothing."""
     if mark.source != source:
         raise SourceChanged(
             f"the mark was written from source {mark.source.text}, this source is {source.text}",
             "point the pipeline at the source it was started with, or write to a new table",
         )
-    check_readable(mark.frontier, earliest)
 
 
 def check_readable(frontier: Timestamp, earliest: Timestamp) -> None:

@@ -42,8 +42,8 @@ CATALOG_RACES = 2
 """Drivers that start at once may both make the tables of a new JDBC catalog: who comes second finds them the next time."""
 # PySpark turns some Java exceptions into Python ones of its own.
 JAVA_ERRORS = (Py4JError, CapturedException)
-_PAUSE = 0.1
-"""At most so many seconds between a conflict and the next attempt: two writers in step must not stay in step."""
+_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
+"""Seconds between a conflict and the next attempt: two writers in step must not stay in step, and a busy catalog is spared."""
 
 _CLOCKS_DIFFER = 60_000
 """By so many milliseconds Iceberg lets a commit be older than the one before it."""
@@ -446,7 +446,7 @@ class JavaTable:
                 answer = fence.judge(error)
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
-            time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
+            _pause(attempt)
 
     def _change(self, fence: _Fence, change: Change) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
@@ -500,11 +500,23 @@ class JavaTable:
 
         return self.commit_upkeep(change, entries, patience=patience).snapshot
 
-    def commit_upkeep(self, change: Callable[[JavaObject], JavaObject], entries: Mapping[str, str], *, patience: float) -> Upkept:
-        """Commit a change that `change` makes of a transaction; it says by its validations when another commit touched the same files."""
+    def commit_upkeep(
+        self,
+        change: Callable[[JavaObject], JavaObject],
+        entries: Mapping[str, str],
+        *,
+        patience: float,
+        harms: Callable[[JavaObject, Mapping[str, str]], bool] = lambda *_: False,
+    ) -> Upkept:
+        """Commit a change that `change` makes of a transaction; it says by its validations when another commit touched the same files.
+
+        `harms` is shown the snapshot that would be committed, and its summary: what does harm is not sent.
+        """
         given_up = time.monotonic() + patience
         sent: dict[int, Mapping[str, str]] = {}
+        attempt = 0
         while True:
+            attempt += 1
             try:
                 transaction = self.table.newTransaction()
                 update = change(transaction)
@@ -513,34 +525,40 @@ class JavaTable:
                     update.set(key, value)
                 update.commit()
                 made = transaction.currentMetadata().currentSnapshot()
-                snapshot = int(made.snapshotId())
-                sent[snapshot] = self.gateway.read(made.summary())
+                snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
+                if harms(made, told):
+                    return Upkept(None, sent=bool(sent))
+                sent[snapshot] = told
                 self._swap(transaction)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
-                # The second is how a row delta says that the snapshot it was planned at has expired, or was rolled back.
-                refused = java_class(error).endswith("ValidationException") or "is not an ancestor of" in said(error)
-                failed = translate(error)
-                if not refused:
-                    conflict = java_class(error).endswith("CommitFailedException")
-                    if not (conflict or isinstance(failed, ConnectionFailed)) or time.monotonic() >= given_up:
-                        raise failed from error
-                    log.info("an upkeep commit was not confirmed; looking", table=self.name, error=failed.fact)
+                # Whatever is said: it may have landed.
                 if (landed := self._any_of(sent)) is not None:
                     return Upkept(landed, sent[landed])
-                if refused:
+                # The second is how a row delta says that the snapshot it was planned at has expired, or was rolled back.
+                if java_class(error).endswith("ValidationException") or "is not an ancestor of" in said(error):
                     return Upkept(None, sent=bool(sent))
+                failed = translate(error)
+                again = java_class(error).endswith("CommitFailedException") or isinstance(failed, ConnectionFailed)
+                if not again or time.monotonic() >= given_up:
+                    raise failed from error
+                log.info("an upkeep commit was not confirmed; trying again", table=self.name, error=failed.fact)
             else:
-                return Upkept(snapshot, sent[snapshot])
-            time.sleep(random.uniform(0, _PAUSE))  # noqa: S311 — spreads attempts, not secret
+                return Upkept(snapshot, told)
+            _pause(attempt)
 
     def _any_of(self, snapshots: Collection[int]) -> int | None:
-        """Find out which of some snapshots the table has."""
+        """Find out which of some snapshots the current branch has; None also while the catalog does not say."""
         if not snapshots:
             return None
-        self.refresh()
-        metadata = self.metadata()
-        return next((snapshot for snapshot in snapshots if metadata.snapshot(snapshot) is not None), None)
+        try:
+            self.refresh()
+        except ConnectionFailed as error:
+            # What landed refuses the next attempt, and is found then.
+            log.info("the catalog does not say what became of a commit", table=self.name, error=error.fact)
+            return None
+        ancestors = self.head("").ancestors
+        return next((ancestor.snapshot for ancestor in ancestors if ancestor.snapshot in snapshots), None)
 
     def _swap(self, transaction: JavaObject) -> None:
         """Send a change to the catalog, once: its compare-and-swap and nothing around it.
@@ -585,6 +603,10 @@ class JavaTable:
         tree = self.gateway.mapper.readTree(json.dumps(files))
         specs = self.table.specs()
         return [self.gateway.file_parser.fromJson(tree.get(i), specs) for i in range(len(files))]
+
+
+def _pause(attempt: int) -> None:
+    time.sleep(random.uniform(0, min(_PAUSE * 1.5 ** (attempt - 1), _LONGEST_PAUSE)))  # noqa: S311 — spreads attempts, not secret
 
 
 def call(action: Callable[[], Any]) -> Any:

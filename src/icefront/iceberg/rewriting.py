@@ -121,7 +121,20 @@ class Rewriter:
                 new.addAll(group.addedFiles())
             return update.rewriteFiles(gone, vectors, new, self._sets()[1]).dataSequenceNumber(number)
 
-        return self._table.commit_upkeep(change, entries, patience=patience)
+        def harms(made: JavaObject, told: Mapping[str, str]) -> bool:
+            return int(told.get("removed-equality-delete-files", 0)) > 0 and self._drops(made, number)
+
+        return self._table.commit_upkeep(change, entries, patience=patience, harms=harms)
+
+    def _drops(self, made: JavaObject, number: int) -> bool:
+        """Say whether a snapshot drops equality deletes that were published since the planned one.
+
+        With a rewrite Iceberg drops deletes that are older than all other data, and does not count the new files, which have that old
+        number: if others rewrote or dropped the data that came with such a delete, rows would be back.
+        """
+        removed = self._lists.newArrayList(made.removedDeleteFiles(self._table.table.io()))
+        found = (removed.get(place) for place in range(removed.size()))
+        return any(file.content().name() == "EQUALITY_DELETES" and file.dataSequenceNumber() > number for file in found)
 
     def _sets(self) -> tuple[JavaObject, JavaObject, JavaObject]:
         data, deletes = self._iceberg.util.DataFileSet, self._iceberg.util.DeleteFileSet

@@ -251,7 +251,7 @@ class IcebergSink:
     def _check_fitness(self) -> None:
         """Refuse a table that could not be written as it is, before anything in it is changed."""
         self._check_version()
-        self._layout()
+        self._layout(self._schema())
         self._plan(self._schema(), ())
         self._check_partition_columns(self._schema().column_names)
 
@@ -308,9 +308,8 @@ class IcebergSink:
             PartitionField.of(f, schema) for f in self._spec().fields if not f.transform.__class__.__name__.startswith("Void")
         )
 
-    def _layout(self) -> TableLayout:
+    def _layout(self, schema: Schema) -> TableLayout:
         table = self._live()
-        schema = self._schema()
         properties = table.properties()
         layout = TableLayout(
             table=self.target,
@@ -341,9 +340,6 @@ class IcebergSink:
         }
         return hashlib.sha256(canonical(facts).encode()).hexdigest()
 
-    def schema_id(self) -> int:
-        return int(self._live().table.schema().schemaId())
-
     # ── the port ───────────────────────────────────────────────────────────────────────────
     def recall(self) -> Mark | None:
         if self._table is None:
@@ -373,9 +369,9 @@ class IcebergSink:
         """Go on as a writer that has claimed the table before, through another sink."""
         self._writer = writer
 
-    def writer(self, epoch: Epoch, *, fresh: bool) -> EpochWriter:
+    def writer(self, epoch: Epoch, schema: Schema, *, fresh: bool) -> EpochWriter:
         return IcebergEpochWriter(
-            layout=self._layout(),
+            layout=self._layout(schema),
             epoch_id=str(epoch_id(self._wanted.pipeline, self.target, epoch)),
             fresh=fresh,
             scoped=self._wanted.deletes == "scoped",
@@ -390,11 +386,12 @@ class IcebergSink:
     def _replaced_columns(self, staged: Staged) -> list[str]:
         """Name the columns that are others by now: what was written for them would read as null."""
         metadata = self._live().metadata()
-        then, now = metadata.schemasById().get(staged.schema_id), metadata.schema()
-        if then is None or now.schemaId() == staged.schema_id:
-            return []
-        ids = [{f.name: f.field_id for f in self._parse(schema).fields} for schema in (then, now)]
-        return sorted(name for name, field_id in ids[0].items() if ids[1].get(name, field_id) != field_id)
+        # As each file says: the table may have changed while they were written.
+        written = {file.schema_id for file in staged.files} - {int(metadata.schema().schemaId())}
+        known = (metadata.schemasById().get(number) for number in sorted(written))
+        now = {f.name: f.field_id for f in self._parse(metadata.schema()).fields} if written else {}
+        then = (f for schema in known if schema is not None for f in self._parse(schema).fields)
+        return sorted({f.name for f in then if now.get(f.name, f.field_id) != f.field_id})
 
     def _parse(self, schema: JavaObject) -> Schema:
         return Schema.model_validate_json(self._gateway.schema_parser.toJson(schema))

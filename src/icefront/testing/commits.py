@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from icefront.testing.memory import MemoryTable, Snapshot
+from icefront.testing.memory import MemoryTable, Snapshot, dropped
 
 
 class Conflict(Exception):
@@ -63,13 +63,18 @@ class RowDelta:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """The file `path` takes the place of `sources`, written as of the sequence number `written_at`; None: as of the commit."""
+    """The file `path` takes the place of `sources`, written as of the sequence number `written_at`; None: as of the commit.
+
+    Iceberg drops deletes with it that are older than all other data, and does not count the new file. With `looks` it is given up
+    rather than lose a delete that was published since it was planned: ours do that, others' do not.
+    """
 
     name: str
     planned: int
     sources: Collection[str]
     path: str
     written_at: int | None
+    looks: bool = True
 
     def apply(self, table: MemoryTable) -> Snapshot:
         now = _current(table, None)
@@ -81,6 +86,8 @@ class Rewrite:
             raise Conflict("found a new delete for a replaced file")
         if any(source not in now.data for source in self.sources):
             raise Conflict("missing required files to delete")
+        if self.looks and self._loses(table, now):
+            raise Conflict("would drop deletes that were published since")
         return table.commit([self.path], removed=self.sources, written_at=self.written_at, operation="replace", upkeep=self.name)
 
     def touched(self, table: MemoryTable) -> bool:
@@ -88,7 +95,16 @@ class Rewrite:
         now, planned = _both(table, self.planned)
         if now is None or planned is None:
             return True
-        return any(source not in now.data for source in self.sources) or bool(_newly_positioned(now, planned) & set(self.sources))
+        return (
+            any(source not in now.data for source in self.sources)
+            or bool(_newly_positioned(now, planned) & set(self.sources))
+            or self._loses(table, now)
+        )
+
+    def _loses(self, table: MemoryTable, now: Snapshot) -> bool:
+        """Say whether a delete would go that the new file needs. Only what others did to the data of that delete brings it about."""
+        gone = dropped(now, set(self.sources), table.sequence)
+        return self.written_at is not None and any(now.deletes[path] > self.written_at for path in gone & now.deletes.keys())
 
     def __str__(self) -> str:
         return f"compact {self.name}: {len(self.sources)} files into {self.path}:"

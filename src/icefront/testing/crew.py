@@ -56,6 +56,8 @@ class Crew:
         self.workers: list[Worker] = []
         self._limit = ONE_BY_ONE if rng.random() < 0.5 else AT_ONCE
         self._kinds = ["settle", "compact", *(["expire"] if rng.random() < 0.6 else [])]
+        self._others_compact = rng.random() < 0.5
+        """Whether compactions are other programs': those do not look which deletes they drop, and so only one may be under way."""
         self.share = 0.2 if simulation.long else (0.0, 0.1, 0.2)[int(rng.random() * 3)]
         """How many turns are upkeep's."""
 
@@ -76,12 +78,12 @@ class Crew:
             return False
         now = table.snapshots[table.current]
         if kind == "compact":
-            # Not two at once: see what is not covered in the guarantees.
-            return len(now.data) > 1 and not self.compacts(table)
+            # Not two of others at once: see what is not covered in the guarantees.
+            return len(now.data) > 1 and not self.is_compacted_by_others(table)
         return bool(now.deletes) if kind == "settle" else len(table.snapshots) > 1
 
-    def compacts(self, table: MemoryTable) -> bool:
-        return any(worker.kind == "compact" and worker.table is table for worker in self.workers)
+    def is_compacted_by_others(self, table: MemoryTable) -> bool:
+        return self._others_compact and any(worker.kind == "compact" and worker.table is table for worker in self.workers)
 
     def _begin(self, kind: str, table: MemoryTable) -> Worker:
         simulation, rng = self._simulation, self._rng
@@ -92,7 +94,7 @@ class Crew:
             case "settle":
                 job = settle(table, self._rules, name, self._limit)
             case "compact":
-                job = compact(table, self._rules, name, self._some_files)
+                job = compact(table, self._rules, name, self._some_files, looks=not self._others_compact)
             case _:
                 job = expire(table, self._rules, 1 + int(rng.random() * 2.5), self._staged, self._age)
         worker = Worker(kind, name, table, job, len(table.storage.written), next(job))

@@ -226,7 +226,7 @@ class MemoryTable:
         kept, hidden, by_position = (dict(parent.data), dict(parent.deletes), dict(parent.positional)) if parent else ({}, {}, {})
         gone = set(removed)
         if gone:
-            gone |= _dropped(parent, gone, self.sequence - 1) if parent else set()
+            gone |= dropped(parent, gone, self.sequence - 1) if parent else set()
             for files in (kept, hidden, by_position):
                 for path in gone & files.keys():
                     del files[path]
@@ -328,7 +328,7 @@ def _operation(*, adds: bool, deletes: bool, removes: bool) -> str:
     return "overwrite" if deletes or removes else "append"
 
 
-def _dropped(parent: Snapshot, removed: Collection[str], newest: int) -> set[str]:
+def dropped(parent: Snapshot, removed: Collection[str], newest: int) -> set[str]:
     """Return the deletes that Iceberg drops by itself where a commit removes data files.
 
     Those are the vectors of removed files, and all deletes that are older than the oldest data file that stays. Files that

@@ -663,7 +663,7 @@ class Simulation:
         if table.current is None or watch.tainted:
             return
         now = table.snapshots[table.current]
-        drops = self.rng.random() < 0.5 and not self.crew.compacts(table)
+        drops = self.rng.random() < 0.5 and not self.crew.is_compacted_by_others(table)
         for path in now.data:
             live = table.live(now, [path])
             theirs = [row for row in live if row[0] >= FOREIGN]

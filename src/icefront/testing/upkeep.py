@@ -210,14 +210,16 @@ def _read(table: MemoryTable, path: str) -> Sequence[tuple[int, int]]:
 
 
 # ── compact ────────────────────────────────────────────────────────────────────────────────
-def compact(table: MemoryTable, rules: Upkeep, name: str, choose: Callable[[Snapshot], Collection[str]]) -> Job:
-    """Put the live rows of some files into one, as Iceberg's `rewrite_data_files` does."""
+def compact(
+    table: MemoryTable, rules: Upkeep, name: str, choose: Callable[[Snapshot], Collection[str]], *, looks: bool = True
+) -> Job:
+    """Put the live rows of some files into one, as Iceberg's `rewrite_data_files` does; ours `looks` which deletes would go with it."""
     planned, sources = yield Do(f"plan the compaction of {table.name}", lambda: _chosen(table, choose))
     if not sources:
         return True
     path = f"{table.name}/{name}"
     yield Do("rewrite", lambda: table.storage.write(path, table.live(planned, sources)))
-    change = rules.rewrite(Rewrite(name, planned.id, sources, path, planned.sequence))
+    change = rules.rewrite(Rewrite(name, planned.id, sources, path, planned.sequence, looks))
     return (yield from _commit(table, change)) is not None
 
 
