@@ -154,6 +154,71 @@ def test_large_settles_take_several_commits(
     assert len(check(spark, lake_folder, table).snapshots) == 3
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_settles_of_one_file_do_not_pile_up_deletes(spark: Any, lake_folder: Any, table: str, version: int) -> None:
+    create(spark, table, version=version)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(20)")
+    for key in (1, 2, 3):
+        Streaming(spark, table).commit([], [{"id": key}])
+        assert check(spark, lake_folder, table).dead_rows == key, "those of before are in it"
+    assert deletes(spark, table) == {DeleteKind.VECTOR if version == 3 else DeleteKind.POSITION: 1}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_position_deletes_that_name_rows_of_several_files_stay_as_long_as_one_needs_them(
+    spark: Any, lake_folder: Any, table: str, version: int
+) -> None:
+    create(spark, table, version=2, **{"write.delete.granularity": "partition"})
+    for start in (0, 10):
+        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    spark.sql(f"DELETE FROM {table} WHERE id IN (1, 11)")
+    assert deletes(spark, table) == {DeleteKind.POSITION: 1}
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version'='{version}')")
+    Streaming(spark, table).commit([], [{"id": 2}])
+    check(spark, lake_folder, table)
+    Streaming(spark, table).commit([], [{"id": 3}, {"id": 12}])
+    check(spark, lake_folder, table)
+    assert sorted(row[0] for row in spark.table(table).collect()) == [0, *range(4, 11), *range(13, 20)]
+
+
+@pytest.mark.parametrize("partitioned", ["", "v", "n"])
+def test_a_column_that_was_dropped_and_added_again(spark: Any, lake_folder: Any, table: str, partitioned: str) -> None:
+    create(spark, table)
+    if partitioned:
+        spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD {partitioned}")
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(5)")
+    if partitioned == "v":
+        spark.sql(f"ALTER TABLE {table} DROP PARTITION FIELD v")
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
+    Streaming(spark, table).commit([], [{"id": 1}])
+    check(spark, lake_folder, table)
+    assert sorted(row[0] for row in spark.table(table).collect()) == [0, 2, 3, 4]
+
+
+def test_a_large_backlog_is_settled_oldest_first_a_part_at_a_time(
+    spark: Any, lake_folder: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(20)")
+    writer = Streaming(spark, table)
+    for start in range(5):
+        writer.commit([{"id": start, "v": f"w{start}", "n": 0}], [{"id": start}, {"id": start + 10}])
+    monkeypatch.setattr(settling, "MOST_KEYS", 4)
+    seen: list[int] = []
+    take = settling._round
+
+    def counted(session: Any, view: View, owed: Any) -> Any:
+        seen.append(len(owed.equality))
+        return take(session, view, owed)
+
+    monkeypatch.setattr(settling, "_round", counted)
+    before = rows(spark, table)
+    done = settle(spark, table)
+    assert (seen, done.equality_files, done.rounds, len(done.snapshots)) == ([2, 2, 1], 5, 3, 3)
+    assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
+
+
 # ── beside others ──────────────────────────────────────────────────────────────────────────
 class Between:
     """Something that happens after a settle has found its dead rows and before it commits, once."""
@@ -186,6 +251,32 @@ def test_a_publish_between_does_not_matter(
     assert sorted((row[0], row[1]) for row in spark.table(table).collect()) == sorted(
         (i, "later" if i == 2 else "v") for i in range(10) if i != 1
     )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_rollback_of_its_first_part_makes_it_plan_anew(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    for start in (0, 10):
+        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    Streaming(spark, table).commit([], [{"id": i} for i in (1, 11)])
+    planned = View.of(spark, table).metadata.current_snapshot_id
+    monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
+    commit = settling._commit
+    rolled: list[int] = []
+
+    def rolled_back_once(live: Any, view: View, change: Any) -> Any:
+        if change.after and not rolled:
+            rolled.append(1)
+            spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {planned})")
+        return commit(live, view, change)
+
+    monkeypatch.setattr(settling, "_commit", rolled_back_once)
+    before = rows(spark, table)
+    assert settle(spark, table).rounds == 2
+    assert rolled
+    assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.schema import Schema
-
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.kernels.partitions import to_json
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionField
     from pyiceberg.table.metadata import TableMetadata
 
     from icefront.core.files import ClosedFile
@@ -109,6 +108,12 @@ def _old(metadata: TableMetadata, old: DeleteEntry) -> Described:
 def _partition(metadata: TableMetadata, file: DataEntry | DeleteEntry) -> Mapping[str, Any]:
     """Write a partition as JSON, by field id."""
     spec = next(s for s in metadata.partition_specs if s.spec_id == file.spec_id)
-    known = {f.field_id: f for schema in metadata.schemas for f in schema.fields}
-    kinds = spec.partition_type(Schema(*known.values())).fields
-    return {str(f.field_id): to_json(f.field_type, v) for f, v in zip(kinds, file.partition, strict=True)}
+    return {str(f.field_id): _value(metadata, f, value) for f, value in zip(spec.fields, file.partition, strict=True)}
+
+
+def _value(metadata: TableMetadata, field: PartitionField, value: Any) -> Any:
+    """Write a partition's value; its column may be in older schemas only."""
+    if value is None:
+        return None
+    known = next(s for s in reversed(metadata.schemas) if field.source_id in s.field_ids)
+    return to_json(field.transform.result_type(known.find_type(field.source_id)), value)

@@ -485,12 +485,16 @@ class JavaTable:
         entries: Mapping[str, str],
         *,
         patience: float,
+        after: Collection[int] = (),
     ) -> int | None:
         """Add and remove delete files in one step, and return its snapshot; None when another commit touched the same files.
 
         `files` are the data files that get deletes. Nothing but a row delta will do: a concurrent compaction does not look at what a
-        `replace` did, and would bring rows back.
+        `replace` did, and would bring rows back. What the commits `after` which it comes did must not have been rolled back.
         """
+
+        def lost(made: JavaObject, _: Mapping[str, str]) -> bool:
+            return not set(after) <= self._ancestors(made, until=planned_at)
 
         def change(transaction: JavaObject) -> JavaObject:
             update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
@@ -498,7 +502,16 @@ class JavaTable:
             self._exchange(update, deletes)
             return update
 
-        return self.commit_upkeep(change, entries, patience=patience).snapshot
+        return self.commit_upkeep(change, entries, patience=patience, harms=lost if after else lambda *_: False).snapshot
+
+    def _ancestors(self, snapshot: JavaObject, *, until: int) -> set[int]:
+        """Return the snapshots that one was made on, back to another."""
+        metadata, found = self.metadata(), set[int]()
+        while snapshot is not None and until not in found:
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else metadata.snapshot(parent)
+            found |= set() if parent is None else {int(parent)}
+        return found
 
     def commit_upkeep(
         self,

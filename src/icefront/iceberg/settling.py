@@ -6,7 +6,7 @@ equality deletes of a snapshot ─▶ files older than one of them, in its parti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,18 +37,18 @@ class Unsettled:
     def others(self) -> tuple[DeleteEntry, ...]:
         return tuple(d for d in self.deletes if d.kind is not DeleteKind.EQUALITY)
 
-    @property
-    def bytes(self) -> int:
-        """Estimate what settling it costs: the file, and each delete once."""
-        return self.file.size + sum(d.length for d in self.deletes)
+    def stands_for_all(self, version: int) -> bool:
+        """Say whether a new delete takes the place of all that the file had: a vector must, position deletes of other files cannot go."""
+        return version > 2 or all(d.referenced == self.file.path for d in self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What a snapshot owes: its equality deletes, and the files that they may touch."""
+    """What a snapshot owes: its equality deletes, and the files that they may touch. Younger deletes may be `left` for another time."""
 
     equality: tuple[DeleteEntry, ...] = ()
     files: tuple[Unsettled, ...] = ()
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,30 @@ def _bytes(bounds: Mapping[int, str]) -> Mapping[int, bytes]:
     return {field: bytes.fromhex(text) for field, text in bounds.items()}
 
 
-def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = ()) -> Debt:
-    """Find what a table owes its readers; with equality deletes that are still to be published, what it would owe then."""
+def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = (), most: int | None = None) -> Debt:
+    """Find what a table owes its readers; with equality deletes that are still to be published, what it would owe then.
+
+    With `most`, the oldest deletes of about so many keys: workers hold all keys that are looked up together.
+    """
     refs = manifests.of(view.metadata.current_snapshot()).values()
     known = [delete for e in manifests.entries([ref for ref in refs if not ref.has_data]) for delete in e.deletes]
-    deletes = [*known, *unpublished]
-    if not any(delete.kind is DeleteKind.EQUALITY for delete in deletes):
+    equality = [delete for delete in (*known, *unpublished) if delete.kind is DeleteKind.EQUALITY]
+    if not equality:
         return Debt()
+    now = oldest(equality, most)
+    deletes = [*(delete for delete in known if delete.kind is not DeleteKind.EQUALITY), *now]
     ids = frozenset(i for delete in deletes for i in delete.equality_ids)
     found = manifests.entries([ref for ref in refs if ref.has_data], ids)
-    return debt((e.data for e in found if e.data is not None), deletes, view.facts)
+    return replace(debt((e.data for e in found if e.data is not None), deletes, view.facts), left=len(equality) - len(now))
+
+
+def oldest(equality: Sequence[DeleteEntry], most: int | None) -> Sequence[DeleteEntry]:
+    """Choose the oldest deletes up to about so many keys, one at least."""
+    if most is None:
+        return equality
+    ordered = sorted(equality, key=lambda delete: (delete.sequence, delete.path))
+    ends = np.cumsum([delete.records for delete in ordered])
+    return ordered[: max(1, int(np.searchsorted(ends, most, "right")))]
 
 
 def check_formats(table: str, owed: Debt) -> None:
@@ -118,33 +132,32 @@ def debt(data: Iterable[Listing], deletes: Sequence[DeleteEntry], facts: Facts) 
     return Debt(equality, tuple(sorted((u for u in found if u.equality), key=_place)))
 
 
-def parts(owed: Debt, limit: int) -> Iterator[Sequence[Unsettled]]:
-    """Cut the files into parts of so many bytes, of which each is one commit; the last one ends the equality deletes."""
+def parts(files: Sequence[Unsettled], limit: int) -> Iterator[Sequence[Unsettled]]:
+    """Cut files into parts of so many bytes. Their deletes do not count: files that lie together share them, and they are read once."""
     part: list[Unsettled] = []
     size = 0
-    for unsettled in owed.files:
-        if part and size + unsettled.bytes > limit:
+    for unsettled in files:
+        if part and size + unsettled.file.size > limit:
             yield part
             part, size = [], 0
         part.append(unsettled)
-        size += unsettled.bytes
+        size += unsettled.file.size
     yield part
 
 
-def dead(named: Mask, known: Mask, version: int) -> Positions:
+def dead(named: Mask, known: Mask, *, for_all: bool) -> Positions:
     """Return the rows that a new delete has to name, given those that equality deletes name, and those of its other deletes."""
     if not (named & ~known).any():
         return np.array([], np.int64)
-    # A vector stands for all deletes of its file; position deletes add up.
-    return np.flatnonzero(named | known) if version > 2 else np.flatnonzero(named & ~known)
+    return np.flatnonzero(named | known) if for_all else np.flatnonzero(named & ~known)
 
 
 def replaced(new: Iterable[NewDelete]) -> list[DeleteEntry]:
-    """Name the deletes that a vector stands for from now on: the one before it, and position deletes of its file alone."""
+    """Name the deletes that new ones stand for from now on: the vector before, and position deletes of the same file alone."""
     return [
         old
         for delete in new
-        if delete.offset is not None
+        if delete.offset is not None or delete.of.stands_for_all(2)
         for old in delete.of.others
         if old.kind is DeleteKind.VECTOR or old.referenced == delete.of.file.path
     ]

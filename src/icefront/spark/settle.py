@@ -47,6 +47,18 @@ _POSITIONS = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A new delete as workers tell of it: the data file by its path, since a file may have thousands of deletes."""
+
+    file: str
+    path: str
+    size: int
+    count: int
+    offset: int | None = None
+    length: int | None = None
+
+
 @dataclass(frozen=True)
 class Work:
     """What workers need. Plain values: cheap to pickle."""
@@ -71,18 +83,19 @@ class Work:
         """Return the rows that a new delete of a file has to name; none when no equality delete names a row that lives."""
         known = self.files.dead(unsettled.file, unsettled.others)
         named = self.files.dead(unsettled.file, unsettled.equality)
-        return settling.dead(named, known, self.layout.format_version)
+        return settling.dead(named, known, for_all=unsettled.stands_for_all(self.layout.format_version))
 
-    def write(self, found: Sequence[tuple[Unsettled, Positions]]) -> Iterator[NewDelete]:
+    def write(self, found: Mapping[str, Positions]) -> Iterator[_Written]:
+        """Write dead rows of data files down, given by path."""
         if self.layout.format_version > 2:
-            content, placed = puffin((unsettled.file.path, positions) for unsettled, positions in found)
+            content, placed = puffin(found.items())
             path = self._put("puffin", content)
-            for (unsettled, _), at in zip(found, placed, strict=True):
-                yield NewDelete(unsettled, path, len(content), at.count, at.offset, at.length)
+            for at in placed:
+                yield _Written(at.referenced, path, len(content), at.count, at.offset, at.length)
             return
-        for unsettled, positions in found:
-            content = _position_deletes(unsettled.file.path, positions)
-            yield NewDelete(unsettled, self._put("parquet", content), len(content), len(positions))
+        for file, positions in found.items():
+            content = _position_deletes(file, positions)
+            yield _Written(file, self._put("parquet", content), len(content), len(positions))
 
     def _put(self, suffix: str, content: bytes) -> str:
         """Write a file under a name that nobody had or will have."""
@@ -103,12 +116,14 @@ def _position_deletes(path: str, positions: Positions) -> bytes:
 def find_dead(spark: SparkSession, work: Work, files: Sequence[Unsettled]) -> list[NewDelete]:
     """Find the dead rows of files and write them down; nothing becomes visible by it."""
     ship_package(spark)
-    tasks = _packed(files, spark.sparkContext.defaultParallelism)
-    items = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks))
-    told: RDD[bytes] = items.mapPartitions(_Stage(work))
+    total = sum(unsettled.file.size for unsettled in files)
+    limit = min(PARTITION_BYTES, -(-total // max(1, spark.sparkContext.defaultParallelism)))
+    tasks = [pickle.dumps(task) for task in settling.parts(files, limit)]
+    told: RDD[_Written] = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_Stage(work))
     with living(spark):
-        found: list[bytes] = run(told, "look for deleted rows")
-    return [pickle.loads(new) for new in found]  # noqa: S301 — written by our own workers
+        written: list[_Written] = run(told, "look for deleted rows")
+    by_path = {unsettled.file.path: unsettled for unsettled in files}
+    return [NewDelete(by_path[new.file], new.path, new.size, new.count, new.offset, new.length) for new in written]
 
 
 class Settler:
@@ -149,29 +164,15 @@ class Settler:
         return deletes
 
 
-def _packed(files: Sequence[Unsettled], parallelism: int) -> list[list[Unsettled]]:
-    """Pack neighbours into tasks by bytes: they share deletes."""
-    limit = min(PARTITION_BYTES, -(-sum(unsettled.bytes for unsettled in files) // max(1, parallelism)))
-    tasks: list[list[Unsettled]] = []
-    room = 0
-    for unsettled in files:
-        if not tasks or unsettled.bytes > room:
-            tasks.append([])
-            room = limit
-        room -= unsettled.bytes
-        tasks[-1].append(unsettled)
-    return tasks
-
-
 @dataclass(frozen=True)
 class _Stage:
     """Settle each file of a task."""
 
     work: Work
 
-    def __call__(self, tasks: Iterator[bytes]) -> Iterator[bytes]:
+    def __call__(self, tasks: Iterator[bytes]) -> Iterator[_Written]:
         for task in tasks:
             files: list[Unsettled] = pickle.loads(task)  # noqa: S301 — written by our own driver
-            dead = [(unsettled, self.work.dead(unsettled)) for unsettled in files]
-            if found := [(unsettled, positions) for unsettled, positions in dead if len(positions)]:
-                yield from (pickle.dumps(new) for new in self.work.write(found))
+            dead = {unsettled.file.path: self.work.dead(unsettled) for unsettled in files}
+            if found := {path: positions for path, positions in dead.items() if len(positions)}:
+                yield from self.work.write(found)

@@ -23,6 +23,7 @@ class RowDelta:
     """New deletes by position (path → data file) come, other deletes go; as `JavaTable.commit_deletes` has it.
 
     `files` must still be there, `start` is the snapshot that is validated from; with `deleted_files` what goes must be there, too.
+    `after` are the parts before it: what they did must not have been rolled back.
     """
 
     name: str
@@ -33,9 +34,12 @@ class RowDelta:
     files: Collection[str] = ()
     deleted_files: bool = True
     operation: str | None = None
+    after: Collection[int] = ()
 
     def apply(self, table: MemoryTable) -> Snapshot:
         now = _current(table, self.start)
+        if not self._follows(table):
+            raise Conflict("the part before it is not an ancestor")
         history = _history(table, self.start)
         looked_at = {"overwrite", "replace", "delete"} if self.deleted_files else {"overwrite", "replace"}
         if any(file in snapshot.removed for snapshot in history if snapshot.operation in looked_at for file in self.files):
@@ -55,7 +59,11 @@ class RowDelta:
             any(file not in now.data for file in self.added.values())
             or any(path not in now.deletes and path not in now.positional for path in self.removed)
             or (table.format > 2 and bool(_newly_positioned(now, planned) & set(self.added.values())))
+            or not self._follows(table)
         )
+
+    def _follows(self, table: MemoryTable) -> bool:
+        return set(self.after) <= {snapshot.id for snapshot in table.chain()}
 
     def __str__(self) -> str:
         return f"settle {self.name}: {len(self.added)} deletes in, {len(self.removed)} out:"

@@ -43,7 +43,7 @@ from icefront.core.protocol import (
 from icefront.core.timestamps import Timestamp
 from icefront.iceberg import settling
 from icefront.iceberg.live import DeleteEntry, Listing
-from icefront.iceberg.settling import Debt, NewDelete
+from icefront.iceberg.settling import Debt, NewDelete, Unsettled
 from icefront.iceberg.statediff import Facts
 from icefront.kernels.datafiles import Mask
 from icefront.kernels.vectors import Positions
@@ -363,8 +363,8 @@ def _with_the_first(number: int, parts: int) -> bool:
     return number == 1
 
 
-def _new_dead_only(named: Mask, known: Mask, version: int) -> Positions:
-    del version
+def _new_dead_only(unsettled: Unsettled, named: Mask, known: Mask, version: int) -> Positions:
+    del unsettled, version
     return np.flatnonzero(named & ~known)
 
 

@@ -102,13 +102,18 @@ def kept(table: MemoryTable, keep: int) -> int:
     return keep
 
 
+def dead(unsettled: Unsettled, named: Mask, known: Mask, version: int) -> Positions:
+    """Choose the rows that a new delete of a file names."""
+    return settling.dead(named, known, for_all=unsettled.stands_for_all(version))
+
+
 @dataclass(frozen=True, slots=True)
 class Upkeep:
     """What upkeep does. The defaults are right."""
 
     debt: Callable[[Iterable[Listing], Sequence[DeleteEntry], Facts], Debt] = settling.debt
-    parts: Callable[[Debt, int], Iterator[Sequence[Unsettled]]] = settling.parts
-    dead: Callable[[Mask, Mask, int], Positions] = settling.dead
+    parts: Callable[[Sequence[Unsettled], int], Iterator[Sequence[Unsettled]]] = settling.parts
+    dead: Callable[[Unsettled, Mask, Mask, int], Positions] = dead
     replaced: Callable[[Sequence[NewDelete]], list[DeleteEntry]] = settling.replaced
     start: Callable[[int, Sequence[int]], int] = planned_from
     equality_leaves: Callable[[int, int], bool] = equality_leaves
@@ -126,7 +131,7 @@ def settle(table: MemoryTable, rules: Upkeep, name: str, limit: int) -> Job:
         planned, owed = yield Do(f"plan the settle of {table.name}", partial(_plan, table, rules))
         if not owed.equality:
             return True
-        if (yield from _round(table, rules, f"{name}-{number}", planned, list(rules.parts(owed, limit)), owed)):
+        if (yield from _round(table, rules, f"{name}-{number}", planned, list(rules.parts(owed.files, limit)), owed)):
             return True
     return False
 
@@ -148,6 +153,7 @@ def _round(
             added=added,
             removed=[delete.path for delete in removed],
             files=added.values(),
+            after=tuple(landed),
         )
         snapshot = yield from _commit(table, rules.row_delta(change))
         if snapshot is None:
@@ -194,11 +200,11 @@ def _find_dead(table: MemoryTable, rules: Upkeep, name: str, part: Sequence[Unse
         places = {at for delete in unsettled.others for at, _ in _read(table, delete.path)}
         named = np.fromiter((key in keys for key, _ in rows), bool, len(rows))
         known = np.fromiter((at in places for at in range(len(rows))), bool, len(rows))
-        dead = rules.dead(named, known, table.format)
-        if len(dead):
+        rows_dead = rules.dead(unsettled, named, known, table.format)
+        if len(rows_dead):
             path = f"{table.name}/{name}-{len(found)}"
-            table.storage.write(path, [(int(at), 0) for at in dead])
-            found.append(NewDelete(unsettled, path, 1, len(dead), 0 if table.format > 2 else None))
+            table.storage.write(path, [(int(at), 0) for at in rows_dead])
+            found.append(NewDelete(unsettled, path, 1, len(rows_dead), 0 if table.format > 2 else None))
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -35,6 +35,8 @@ ROUNDS = 10
 """How often a settle is planned anew because others touched the same files."""
 COMMIT_BYTES = 16 * 1024**3
 """What one commit settles: a larger table takes several, each of which leaves it right."""
+MOST_KEYS = 10_000_000
+"""So many keys are looked up together: each worker holds them."""
 PATIENCE = 60.0
 
 
@@ -53,26 +55,30 @@ class Settled:
 
 
 def settle(spark: SparkSession, table: str) -> Settled:
-    """Settle all equality deletes that `table` has now."""
+    """Settle all equality deletes that `table` has now, the oldest first."""
     begun = time.perf_counter()
-    for number in range(1, ROUNDS + 1):
-        view = View.of(spark, table)
-        owed = debt(view)
-        if not owed.equality:
-            return Settled(table, rounds=number - 1, seconds=time.perf_counter() - begun)
-        done = _round(spark, view, owed)
-        if done is not None:
-            return _told(table, owed, *done, number, time.perf_counter() - begun)
-        log.info("others changed the same files; planning the settle anew", table=table, round=number)
-    raise CommitUncertain(
-        f"{table} could not be settled in {ROUNDS} rounds: others kept rewriting the same files",
-        "settle again when no compaction runs; nothing was lost",
-    )
+    done = Settled(table)
+    refused = 0
+    while (owed := debt(view := View.of(spark, table))).equality:
+        done = replace(done, rounds=done.rounds + 1)
+        if (landed := _round(spark, view, owed)) is None:
+            refused += 1
+            log.info("others changed the same files; planning the settle anew", table=table, round=done.rounds)
+            if refused == ROUNDS:
+                raise CommitUncertain(
+                    f"{table} could not be settled in {ROUNDS} rounds: others kept rewriting the same files",
+                    "settle again when no compaction runs; nothing was lost",
+                )
+            continue
+        done = _added(done, owed, *landed)
+        if not owed.left:
+            break
+    return replace(done, seconds=time.perf_counter() - begun)
 
 
 def debt(view: View) -> Debt:
     """Find what a table owes its readers."""
-    return settling.owed(view, view.manifests())
+    return settling.owed(view, view.manifests(), most=MOST_KEYS)
 
 
 def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete], list[int]] | None:
@@ -89,14 +95,14 @@ def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete]
     assert metadata.current_snapshot_id is not None
     written: list[NewDelete] = []
     snapshots: list[int] = []
-    parts = list(settling.parts(owed, COMMIT_BYTES))
+    parts = list(settling.parts(owed.files, COMMIT_BYTES))
     for number, part in enumerate(parts, 1):
         failpoint("settle.before")
         new = find_dead(spark, work, part) if part else []
         last = number == len(parts)
         removed = [*settling.replaced(new), *(owed.equality if last else ())]
         if new or removed:
-            change = _Change(metadata.current_snapshot_id, new, removed)
+            change = _Change(metadata.current_snapshot_id, new, removed, tuple(snapshots))
             landed = _commit(live, view, change)
             if landed is None:
                 return None
@@ -113,6 +119,8 @@ class _Change:
     planned_at: int
     new: Sequence[NewDelete]
     removed: Sequence[DeleteEntry]
+    after: Sequence[int] = ()
+    """The commits before it: without them rows that the equality deletes hide would be back."""
 
 
 def _commit(live: JavaTable, view: View, change: _Change) -> int | None:
@@ -126,20 +134,19 @@ def _commit(live: JavaTable, view: View, change: _Change) -> int | None:
         change.planned_at,
         {"icefront.upkeep": "settle", "icefront.upkeep.id": ident},
         patience=PATIENCE,
+        after=change.after,
     )
     if landed is not None:
         failpoint("settle.after")
     return landed
 
 
-def _told(table: str, owed: Debt, new: Sequence[NewDelete], snapshots: Sequence[int], rounds: int, seconds: float) -> Settled:
-    return Settled(
-        table=table,
-        equality_files=len(owed.equality),
-        files_looked_at=len(owed.files),
-        files_with_dead_rows=len(new),
-        dead_rows=sum(delete.count for delete in new),
-        snapshots=tuple(snapshots),
-        rounds=rounds,
-        seconds=seconds,
+def _added(done: Settled, owed: Debt, new: Sequence[NewDelete], snapshots: Sequence[int]) -> Settled:
+    return replace(
+        done,
+        equality_files=done.equality_files + len(owed.equality),
+        files_looked_at=done.files_looked_at + len(owed.files),
+        files_with_dead_rows=done.files_with_dead_rows + len(new),
+        dead_rows=done.dead_rows + sum(delete.count for delete in new),
+        snapshots=(*done.snapshots, *snapshots),
     )
