@@ -181,14 +181,12 @@ def test_position_deletes_that_name_rows_of_several_files_stay_as_long_as_one_ne
     assert sorted(row[0] for row in spark.table(table).collect()) == [0, *range(4, 11), *range(13, 20)]
 
 
-@pytest.mark.parametrize("partitioned", ["", "v", "n"])
+@pytest.mark.parametrize("partitioned", ["", "n"])
 def test_a_column_that_was_dropped_and_added_again(spark: Any, lake_folder: Any, table: str, partitioned: str) -> None:
     create(spark, table)
     if partitioned:
         spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD {partitioned}")
     spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(5)")
-    if partitioned == "v":
-        spark.sql(f"ALTER TABLE {table} DROP PARTITION FIELD v")
     spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
     spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
     Streaming(spark, table).commit([], [{"id": 1}])
