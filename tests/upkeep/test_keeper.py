@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from icefront.core.errors import ConnectionFailed
 from icefront.settings import Upkeep
 from icefront.state.records import CycleRecord
 from icefront.state.store import StateStore
-from icefront.upkeep.keeper import Background, Did, Keeper
+from icefront.upkeep.keeper import IDLE_SECONDS, Background, Did, Keeper
 from icefront.upkeep.need import Health, Kind, Outcome, Quiet, Terms
 from tests.upkeep.test_need import ALL
 
@@ -43,6 +44,7 @@ class Hands:
     """What the keeper asked for; how tables are, and what work does."""
 
     tables: dict[str, Health] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
     measured: list[str] = field(default_factory=list)
     worked: list[tuple[Kind, str]] = field(default_factory=list)
     act: Callable[[Kind, str], Did] = lambda *_: Did({"files": 1})
@@ -50,6 +52,8 @@ class Hands:
 
     def measure(self, table: str) -> Health | None:
         self.measured.append(table)
+        if table in self.unreadable:
+            raise RuntimeError(f"{table}: a manifest is lost")
         return self.tables.get(table)
 
     def work(self, kind: Kind, table: str, health: Health) -> Did:
@@ -168,6 +172,22 @@ def test_what_fails_is_noted_and_tried_again_later_and_the_others_have_their_tur
     assert again.kind == "settle"
 
 
+def test_a_table_that_cannot_be_measured_keeps_no_other_from_its_turn(world: World) -> None:
+    world.hands.tables = {"bad": ALL, T: ALL}
+    world.hands.unreadable.add("bad")
+    keeper = world.keeper(AUTO, "bad", T)
+    done = [keeper.step() for _ in range(3)]
+    assert [c and c.kind for c in done] == ["settle", "compact", "expire"]
+    assert world.hands.measured.count("bad") == 1, "it is not looked at again and again"
+    assert str(keeper.trouble) == "bad: a manifest is lost"
+    world.hands.unreadable.clear()
+    world.clock.passes(seconds=IDLE_SECONDS)
+    while keeper.step():
+        pass
+    assert keeper.trouble is None
+    assert ("settle", "done") in world.outcomes("bad")
+
+
 def test_who_has_the_lease_works_and_the_other_goes_on_when_it_runs_out(world: World) -> None:
     world.hands.tables[T] = ALL
     assert world.notes.take_lease(f"upkeep:{T}", "another program", 60)
@@ -266,6 +286,17 @@ def test_a_catalog_that_is_away_ends_nothing(world: World) -> None:
     assert ("settle", "done") in world.outcomes()
 
 
+def test_who_does_all_that_is_due_hears_of_a_table_that_could_not_be_measured(world: World) -> None:
+    world.hands.tables = {"bad": ALL, T: ALL}
+    world.hands.unreadable.add("bad")
+    background = Background(world.keeper(AUTO, "bad"))
+    background.notice(T)
+    background.finish(lambda: False)
+    background.close()
+    assert len(world.outcomes()) == 4
+    assert str(background.trouble) == "bad: a manifest is lost"
+
+
 def test_what_was_never_told_of_a_target_has_no_thread_to_end(world: World) -> None:
     background = Background(world.keeper())
     background.finish(lambda: False)
@@ -273,13 +304,15 @@ def test_what_was_never_told_of_a_target_has_no_thread_to_end(world: World) -> N
     assert world.hands.measured == []
 
 
-def test_what_is_noted_about_a_failure_has_no_secrets(world: World) -> None:
+def test_what_is_noted_and_logged_about_a_failure_has_no_secrets(world: World) -> None:
     world.hands.tables[T] = ALL
 
     def fails(*_: Any) -> Did:
         raise RuntimeError("refused: token hunter2")
 
     world.hands.act = fails
-    done = world.keeper(masked=lambda text: text.replace("hunter2", "***")).step()
+    with capture_logs() as logged:
+        done = world.keeper(masked=lambda text: text.replace("hunter2", "***")).step()
     assert done is not None
     assert done.facts == {"error": "RuntimeError: refused: token ***"}
+    assert [line["error"] for line in logged if "error" in line] == ["RuntimeError: refused: token ***"]

@@ -89,7 +89,7 @@ class Keeper:
         look_seconds: float = LOOK_SECONDS,
         masked: Callable[[str], str] = str,
     ) -> None:
-        """`masked` takes secrets out of what is noted about a failure."""
+        """`masked` takes secrets out of what is noted and logged about a failure."""
         self._pipeline = pipeline
         self._terms = terms
         self._hands = hands
@@ -101,6 +101,8 @@ class Keeper:
         self._holder = uuid.uuid4().hex
         self._looks: dict[str, datetime] = {}
         """When each target may be measured again."""
+        self._troubles: dict[str, Exception] = {}
+        """Why targets could not be measured the last time."""
         self._cancelled = threading.Event()
 
     def watch(self, target: str) -> None:
@@ -112,6 +114,16 @@ class Keeper:
         """In how many seconds a table may be measured again."""
         now = self._clock()
         return max(0.0, (min(self._looks.values(), default=now) - now).total_seconds())
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why a target could not be measured the last time; None when all could."""
+        return next(iter(self._troubles.values()), None)
+
+    def said(self, error: Exception) -> str:
+        """Word an error in one line, without secrets."""
+        fact = error.fact if isinstance(error, IcefrontError) else f"{type(error).__name__}: {error}"
+        return self._masked(fact.partition("\n")[0])[:500]
 
     def step(self, *, at_once: bool = False) -> CycleRecord | None:
         """Do the cycle that has waited longest for its turn; None when nothing is due. `at_once`: however lately a table was measured."""
@@ -128,7 +140,7 @@ class Keeper:
         try:
             self._hands.cancel()
         except Exception as error:  # noqa: BLE001 — it ends with the session then
-            log.debug("cancelling upkeep failed", error=str(error))
+            log.debug("cancelling upkeep failed", error=self.said(error))
 
     def _due(self, target: str, *, at_once: bool) -> Iterator[_Candidate]:
         now = self._clock()
@@ -137,15 +149,27 @@ class Keeper:
         past = self._notes.cycles(target)
         if not may_start(self._terms, past, now):
             return
-        begun = time.perf_counter()
-        health = self._hands.measure(target)
-        pause = max(self._look_seconds, MEASURING * (time.perf_counter() - begun))
-        self._looks[target] = now + timedelta(seconds=pause)
+        health = self._measured(target, now)
         if health is None:
             return
         for verdict in judge(health, self._terms, past, now):
             if verdict.state is State.DUE:
                 yield _Candidate(target, health, verdict, past)
+
+    def _measured(self, target: str, now: datetime) -> Health | None:
+        """Measure a target. One that cannot be measured keeps no other from its turn."""
+        pause, begun = self._look_seconds, time.perf_counter()
+        self._troubles.pop(target, None)
+        try:
+            return self._hands.measure(target)
+        except Exception as error:  # noqa: BLE001 — a lost manifest, a catalog that is away, a type that nobody knows: the run goes on
+            self._troubles[target] = error
+            pause = IDLE_SECONDS
+            log.warning("a table could not be measured; trying again later", target=target, error=self.said(error))
+            return None
+        finally:
+            pause = max(pause, MEASURING * (time.perf_counter() - begun))
+            self._looks[target] = now + timedelta(seconds=pause)
 
     @contextmanager
     def _leased(self, candidate: _Candidate) -> Iterator[bool]:
@@ -170,7 +194,7 @@ class Keeper:
                 self._notes.take_lease(name, self._holder, LEASE_SECONDS)
             except IcefrontError as error:
                 # At worst another program does the same work.
-                log.debug("a lease could not be renewed", name=name, error=error.fact)
+                log.debug("a lease could not be renewed", name=name, error=self.said(error))
 
     def _cycle(self, candidate: _Candidate) -> CycleRecord:
         target, kind, why = candidate.target, candidate.verdict.kind, candidate.verdict.why
@@ -189,11 +213,10 @@ class Keeper:
         try:
             did = self._hands.work(kind, target, candidate.health)
         except Exception as error:  # noqa: BLE001 — whatever it is, the run goes on
-            said = error.fact if isinstance(error, IcefrontError) else f"{type(error).__name__}: {error}".partition("\n")[0]
-            facts = {"error": self._masked(said)[:500]}
+            facts = {"error": self.said(error)}
             if self._cancelled.is_set():
                 return Outcome.CANCELLED, facts
-            log.warning("upkeep failed; trying again later", target=target, kind=kind.value, error=said)
+            log.warning("upkeep failed; trying again later", target=target, kind=kind.value, **facts)
             return Outcome.FAILED, facts
         return Outcome.NOTHING if did.idle else Outcome.DONE, did.facts
 
@@ -206,9 +229,13 @@ class Background:
         self._wake = threading.Event()
         self._hurry = threading.Event()
         self._finishing = self._closed = False
-        self.trouble: Exception | None = None
-        """Why the last look at the tables failed."""
+        self._trouble: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="upkeep", daemon=True)
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the last look at the tables failed, or at one of them."""
+        return self._trouble or self._keeper.trouble
 
     def notice(self, target: str) -> None:
         """Hear of a target, or that it has a new epoch. Never waits."""
@@ -245,12 +272,12 @@ class Background:
         while not self._closed:
             self._wake.clear()
             finishing = self._finishing
-            did = self.trouble = None
+            did = self._trouble = None
             try:
                 did = self._keeper.step(at_once=finishing)
-            except Exception as error:  # noqa: BLE001 — a catalog or state file that is away: the run finds that out by itself
-                self.trouble = error
-                log.warning("upkeep could not look; trying again later", error=str(error).partition("\n")[0])
+            except Exception as error:  # noqa: BLE001 — a state file that is away: the run finds that out by itself
+                self._trouble = error
+                log.warning("upkeep could not look; trying again later", error=self._keeper.said(error))
             if did is None and finishing:
                 return
             if did is None:
