@@ -125,6 +125,14 @@ def test_waiting_doubles_after_cycles_without_fruit(outcome: Outcome) -> None:
     assert of(Kind.SETTLE, ALL, [cycle(Kind.SETTLE, NOW - MINUTE), *past]).state is State.DUE
 
 
+@pytest.mark.parametrize("every", ["1h", "1d", "3d"])
+def test_waiting_doubles_up_to_a_day_and_is_never_shorter_than_asked(every: str) -> None:
+    terms = Upkeep.of({"expire": {"every": every}}).terms
+    past = [cycle(kind, NOW, 1, Outcome.FAILED) for kind in (Kind.EXPIRE, Kind.ORPHANS) for _ in range(20)]
+    assert of(Kind.ORPHANS, ALL, past, terms).at == NOW + DAY
+    assert of(Kind.EXPIRE, ALL, past, terms).at == NOW + max(DAY, terms.every(Kind.EXPIRE) or DAY)
+
+
 def test_a_cycle_that_was_killed_counts_as_failed() -> None:
     killed = cycle(Kind.SETTLE, NOW - MINUTE, None)
     held = of(Kind.SETTLE, ALL, [killed])

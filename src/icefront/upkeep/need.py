@@ -22,6 +22,8 @@ REST = 4
 """After a cycle its kind rests this many times as long as it took: a fifth of the time at most."""
 DOUBLINGS = 6
 """How often waiting doubles after cycles that failed or found nothing to do."""
+LONGEST_WAIT = timedelta(days=1)
+"""It doubles no further than that."""
 ORPHANS_EVERY = timedelta(days=1)
 """Looking for orphans lists the whole table."""
 NOTICEABLE = 64 * 1024**2
@@ -301,7 +303,7 @@ def _rested(kind: Kind, every: timedelta, past: Sequence[CycleRecord]) -> tuple[
         if cycle.outcome in {Outcome.DONE, Outcome.CANCELLED}:
             break
         fruitless += 1
-    again = last.started + every * 2 ** min(fruitless, DOUBLINGS)
+    again = last.started + min(every * 2 ** min(fruitless, DOUBLINGS), max(every, LONGEST_WAIT))
     rested = last.ended + (last.ended - last.started) * REST if last.ended else again
     if fruitless and again >= rested:
         return again, f"the last cycle {'failed' if last.outcome != Outcome.NOTHING else 'found nothing to do'}, again later"
