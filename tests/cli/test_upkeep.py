@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from icefront.api import CycleRecord, Pipeline
+from icefront.api import CycleRecord, Expired, Pipeline
 from tests.cli.projects import TARGET, Shop, icefront
 
 BEGUN = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
@@ -66,3 +66,29 @@ def test_nothing_to_do_is_said(shop: Shop, due: list[CycleRecord]) -> None:
     told = icefront("upkeep", shop.file, "--once")
     assert told.exit_code == 0
     assert "orders: upkeep is off" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), {"keep": None, "at_least": None, "orphans_after": timedelta(days=3)}),
+        (
+            ("--keep", "7d", "--at-least", "2", "--orphans", "off"),
+            {"keep": timedelta(days=7), "at_least": 2, "orphans_after": None},
+        ),
+    ],
+)
+def test_expire_leaves_to_the_table_what_nobody_asks_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    heard: dict[str, Any] = {}
+
+    def expire(_: Any, table: str, **given: Any) -> Expired:
+        heard.update(given)
+        return Expired(table, 1, 2, 3, 4, 5, 6, 7.0)
+
+    monkeypatch.chdir(shop.folder)
+    monkeypatch.setattr("icefront.cli.upkeeping.start_project", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr("icefront.api.expire", expire)
+    assert icefront("expire", TARGET, *options).exit_code == 0
+    assert {name: heard[name] for name in asked} == asked

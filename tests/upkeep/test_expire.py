@@ -21,6 +21,8 @@ from icefront.proof import failpoints
 from icefront.testing.feeds import ORDERS, Feed
 from icefront.upkeep.compact import compact
 from icefront.upkeep.expire import expire
+from icefront.upkeep.health import Meter
+from icefront.upkeep.need import Policy
 from icefront.upkeep.settle import settle
 from tests.changes.streaming import Streaming
 from tests.changes.test_changes import create
@@ -99,6 +101,16 @@ def test_a_snapshot_goes_when_it_is_old_and_not_among_the_last(spark: Any, table
     assert expire(spark, table, keep=NOW, at_least=9).snapshots == 0, "among the last"
     assert expire(spark, table, keep=NOW, at_least=3).snapshots == 1
     assert snapshots(spark, table) == old[-3:]
+
+
+def test_the_tables_own_policy_counts_where_nothing_was_asked_for(spark: Any, table: str) -> None:
+    own: dict[str, Any] = {"history.expire.max-snapshot-age-ms": "0", "history.expire.min-snapshots-to-keep": "3"}
+    create(spark, table, **own)
+    fill(spark, table, files=6)
+    assert expire(spark, table, keep=timedelta(days=1)).snapshots == 0
+    assert expire(spark, table, at_least=5).snapshots == 1
+    assert expire(spark, table).snapshots == 2
+    assert Meter().measure(View.of(spark, table)).policy == Policy(NOW, 3)
 
 
 def test_tags_and_branches_hold_their_snapshots(spark: Any, table: str) -> None:

@@ -13,18 +13,23 @@ from hypothesis import strategies as st
 from icefront.settings import Upkeep
 from icefront.state.records import CycleRecord
 from icefront.upkeep.need import (
+    AT_LEAST,
+    FOREVER,
+    KEEP,
     NOTICEABLE,
     REST,
+    Expiring,
     Health,
     Kind,
     Outcome,
+    Policy,
     Quiet,
     State,
     Terms,
     Verdict,
     after_quiet,
     judge,
-    keep,
+    kept,
     may_start,
     turn,
 )
@@ -104,8 +109,45 @@ def test_too_many_snapshots_shorten_how_long_they_stay() -> None:
     terms = Upkeep.of({"expire": {"at_least": 1, "at_most": 2}}).terms.expire
     assert terms is not None
     young = Health(snapshots=5, loose=(NOW - 4 * MINUTE, NOW - 3 * MINUTE, NOW - 2 * MINUTE, NOW - MINUTE))
-    assert keep(young, terms, NOW) == 2 * MINUTE
-    assert keep(replace(young, snapshots=2), terms, NOW) == 5 * DAY
+    assert kept(young, terms, NOW) == (2 * MINUTE, 1)
+    assert kept(replace(young, snapshots=2), terms, NOW) == (5 * DAY, 1)
+
+
+# ── the table's own policy ─────────────────────────────────────────────────────────────────
+def own(age: object, least: object) -> Health:
+    """A table of twelve snapshots, the oldest of forty days, with a policy of its own."""
+    properties = {"history.expire.max-snapshot-age-ms": str(age), "history.expire.min-snapshots-to-keep": str(least)}
+    return Health(snapshots=12, loose=(NOW - 40 * DAY, *[NOW - DAY] * 10), policy=Policy.of(properties))
+
+
+NINETY_DAYS = 90 * 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("age", "least", "written", "stay", "state"),
+    [
+        (NINETY_DAYS, 3, {}, (90 * DAY, 3), State.FINE),
+        (NINETY_DAYS, 3, {"keep": "7d"}, (7 * DAY, 3), State.DUE),
+        (NINETY_DAYS, 3, {"at_least": 12}, (90 * DAY, 12), State.FINE),
+        (3_600_000, 3000, {}, (timedelta(hours=1), 3000), State.FINE),
+        (3_600_000, 1, {"keep": "60d", "at_least": 2}, (60 * DAY, 2), State.FINE),
+        (2**63 - 1, -1, {}, (FOREVER, 1), State.FINE),
+        ("long", "", {}, (KEEP, AT_LEAST), State.DUE),
+    ],
+)
+def test_the_tables_own_policy_counts_where_nothing_was_written(
+    age: object, least: object, written: dict[str, object], stay: tuple[timedelta, int], state: State
+) -> None:
+    terms = Upkeep.of({"expire": written}).terms
+    assert terms.expire is not None
+    assert kept(own(age, least), terms.expire, NOW) == stay
+    assert of(Kind.EXPIRE, own(age, least), terms=terms).state is state
+
+
+def test_at_least_as_many_snapshots_stay_as_the_table_says_though_there_are_too_many() -> None:
+    many = replace(ALL, policy=Policy(at_least=5000))
+    assert of(Kind.EXPIRE, many).state is State.FINE
+    assert kept(many, AUTO.expire or Expiring(None, None, 1, None, DAY), NOW) == (KEEP, 5000)
 
 
 # ── when it is held back ───────────────────────────────────────────────────────────────────

@@ -248,8 +248,21 @@ def compact(
 def expire(
     table: TableName,
     *,
-    keep: Annotated[str, typer.Option(metavar="DURATION", help="Snapshots that are older go.")] = "5d",
-    at_least: Annotated[int, typer.Option(min=1, help="So many of the last snapshots stay, however old they are.")] = 1,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Snapshots that are older go. Default: the table's own history.expire.max-snapshot-age-ms, else 5d.",
+        ),
+    ] = None,
+    at_least: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="So many of the last snapshots stay, however old they are. "
+            "Default: the table's own history.expire.min-snapshots-to-keep, else 1.",
+        ),
+    ] = None,
     orphans: Annotated[
         str, typer.Option(metavar="DURATION", help="Files that nothing knows are deleted when they are older; off: never.")
     ] = "3d",
@@ -259,7 +272,7 @@ def expire(
     from icefront.cli import upkeeping
 
     wait = None if orphans == "off" else _seconds(orphans)
-    upkeeping.expire(table, keep=_seconds(keep), at_least=at_least, orphans_after=wait, as_json=as_json)
+    upkeeping.expire(table, keep=None if keep is None else _seconds(keep), at_least=at_least, orphans_after=wait, as_json=as_json)
 
 
 @app.command(epilog="Example: [bold]icefront upkeep orders.yaml --once[/]")

@@ -70,15 +70,15 @@ def _told(done: api.Compacted) -> str:
     return "\n".join(parts)
 
 
-def expire(table: str, *, keep: float, at_least: int, orphans_after: float | None, as_json: bool) -> None:
+def expire(table: str, *, keep: float | None, at_least: int | None, orphans_after: float | None, as_json: bool) -> None:
     project = load_project(".")
     with _session(project, "expire", f"expiring {table}", quiet=as_json) as spark:
         done = api.expire(
             spark,
             table,
-            keep=timedelta(seconds=keep),
+            keep=_span(keep),
             at_least=at_least,
-            orphans_after=None if orphans_after is None else timedelta(seconds=orphans_after),
+            orphans_after=_span(orphans_after),
             staged=lambda: api.staged_paths(project),
         )
     if as_json:
@@ -89,3 +89,7 @@ def expire(table: str, *, keep: float, at_least: int, orphans_after: float | Non
         f"{show.count(done.delete_files)} delete files, {show.count(done.manifests)} manifests, {show.count(done.metadata_files)} metadata files "
         f"and {show.count(done.orphans)} files that nothing knew, in {show.seconds(done.seconds)}"
     )
+
+
+def _span(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -12,7 +12,7 @@ from icefront.settings.part import Found, Int, Part
 from icefront.settings.problems import Problem, describe
 from icefront.settings.values import Duration, Hours, Share, Size
 from icefront.upkeep.expire import YOUNGEST_ORPHAN
-from icefront.upkeep.need import Compacting, Expiring, Quiet, Settling, Terms
+from icefront.upkeep.need import AT_LEAST, Compacting, Expiring, Quiet, Settling, Terms
 
 _MINUTE = 60 * 10**9
 _KINDS = ("settle", "compact", "expire")
@@ -85,8 +85,15 @@ class Compact(Part):
 class Expire(Part):
     """Which snapshots and files go."""
 
-    keep: Duration = Field(default=Duration(5 * 24 * 60 * _MINUTE), description="Snapshots that are younger stay.")
-    at_least: Int = Field(default=10, ge=1, description="So many snapshots stay, however old.")
+    keep: Duration | None = Field(
+        default=None,
+        description="Snapshots that are younger stay. Default: the table's own `history.expire.max-snapshot-age-ms`, else `5d`.",
+    )
+    at_least: Int | None = Field(
+        default=None,
+        ge=1,
+        description="So many snapshots stay, however old. Default: the table's own `history.expire.min-snapshots-to-keep`, else `10`.",
+    )
     at_most: Int = Field(
         default=2_000,
         ge=1,
@@ -104,7 +111,7 @@ class Expire(Part):
 
     @classmethod
     def cross_check(cls, data: Mapping[str, Any]) -> Iterable[Found]:
-        least, most = data.get("at_least", 10), data.get("at_most", 2_000)
+        least, most = data.get("at_least", AT_LEAST), data.get("at_most", 2_000)
         if isinstance(least, int) and isinstance(most, int) and least > most:
             key = "at_most" if "at_most" in data else "at_least"
             yield (key,), Problem(f"at least {least} snapshots stay, and at most {most}", "let at_most be the larger one")
@@ -158,7 +165,7 @@ class Upkeep(Part):
             if compact
             else None,
             Expiring(
-                _span(expire.keep),
+                _span(expire.keep) if expire.keep else None,
                 expire.at_least,
                 expire.at_most,
                 _span(expire.orphans) if expire.orphans else None,

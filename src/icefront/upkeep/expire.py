@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from icefront.core.errors import ConfigError
 from icefront.proof.failpoints import failpoint
+from icefront.upkeep.need import Policy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,14 +50,15 @@ def expire(
     spark: SparkSession,
     table: str,
     *,
-    keep: timedelta = timedelta(days=5),
-    at_least: int = 1,
+    keep: timedelta | None = None,
+    at_least: int | None = None,
     orphans_after: timedelta | None = timedelta(days=3),
     staged: Staged = (),
 ) -> Expired:
     """Take out snapshots that are older than `keep` and not among the last `at_least` of a branch; delete what nobody needs.
 
-    Files below the table's location that nothing knows are deleted once they are older than `orphans_after` (None: not at all),
+    Without them the table's own properties count (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`),
+    and without those five days and one snapshot. Files below the table's location that nothing knows are deleted once they are older than `orphans_after` (None: not at all),
     but for those that are `staged`; a function for them is asked after files were listed.
     """
     from icefront.iceberg.expiring import Expiring  # noqa: PLC0415 — Spark is an extra, and slow to import
@@ -67,11 +69,13 @@ def expire(
     live = Gateway(spark).load(table)
     if live is None:
         raise ConfigError(f"table {table} does not exist", "write catalog.namespace.table, of a catalog of this session")
-    if live.properties().get("gc.enabled", "true").lower() == "false":
+    properties = live.properties()
+    if properties.get("gc.enabled", "true").lower() == "false":
         raise ConfigError(
             f"{table} has gc.enabled = false: its files may be those of another table too",
             "nothing of it may be deleted; if they are its own, set the property to true",
         )
+    keep, at_least = Policy.of(properties).decide(keep, at_least, usual=1)
     now = datetime.now(UTC)
     work = Expiring(spark, live)
     failpoint("expire.before")
@@ -93,10 +97,10 @@ def expire(
     )
 
 
-def _check(keep: timedelta, at_least: int, orphans_after: timedelta | None) -> None:
-    if keep < timedelta():
+def _check(keep: timedelta | None, at_least: int | None, orphans_after: timedelta | None) -> None:
+    if keep is not None and keep < timedelta():
         raise ConfigError(f"snapshots are to be kept for {keep}", "give a time of at least 0")
-    if at_least < 1:
+    if at_least is not None and at_least < 1:
         raise ConfigError(f"{at_least} snapshots are to be kept", "keep at least 1: the current one always stays")
     if orphans_after is not None and orphans_after < YOUNGEST_ORPHAN:
         raise ConfigError(

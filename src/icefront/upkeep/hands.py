@@ -14,7 +14,7 @@ from icefront.upkeep.compact import compact
 from icefront.upkeep.expire import expire
 from icefront.upkeep.health import Meter
 from icefront.upkeep.keeper import Did
-from icefront.upkeep.need import Health, Kind, Terms, keep
+from icefront.upkeep.need import Health, Kind, Terms, kept
 from icefront.upkeep.settle import settle
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ class SparkHands:
                 return Did(asdict(compacted), idle=compacted.files_after >= compacted.files_before and not compacted.dead_rows)
             case Kind.EXPIRE | Kind.ORPHANS:
                 assert terms.expire is not None
+                keep, at_least = kept(health, terms.expire, datetime.now(UTC))
                 expired = expire(
                     self._spark,
                     table,
-                    keep=keep(health, terms.expire, datetime.now(UTC)),
-                    at_least=terms.expire.at_least,
+                    keep=keep,
+                    at_least=at_least,
                     orphans_after=terms.expire.orphans if kind is Kind.ORPHANS else None,
                     staged=self._staged,
                 )

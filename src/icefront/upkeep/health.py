@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from icefront.iceberg.live import DeleteKind, Entries, Ref
 from icefront.iceberg.view import View
-from icefront.upkeep.need import Health
+from icefront.upkeep.need import Health, Policy
 
 TARGET_SIZE = "write.target-file-size-bytes"
 DEFAULT_TARGET_SIZE = 512 * 1024**2
@@ -70,6 +70,7 @@ class Meter:
             snapshots=len(metadata.snapshots),
             loose=_loose(metadata),
             may_delete=metadata.properties.get("gc.enabled", "true").lower() != "false",
+            policy=Policy.of(metadata.properties),
         )
 
     def _ask(self, view: View, current: Snapshot, said: Mapping[str, str]) -> list[_Told]:

@@ -10,7 +10,7 @@ has not had its turn for the longest time goes first: nothing that is due for ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -26,6 +26,10 @@ LONGEST_WAIT = timedelta(days=1)
 """It doubles no further than that."""
 ORPHANS_EVERY = timedelta(days=1)
 """Looking for orphans lists the whole table."""
+KEEP, AT_LEAST = timedelta(days=5), 10
+"""How long snapshots stay and how many at least, where nobody says."""
+FOREVER = timedelta(days=36_500)
+"""Longer than that nothing stays: no calendar reaches back as far as properties can say."""
 NOTICEABLE = 64 * 1024**2
 """Below that many bytes of deletes nobody notices how often they are read."""
 _GC_OFF = "the table's gc.enabled is false: nothing of it may be deleted"
@@ -46,6 +50,37 @@ class Outcome(StrEnum):
     NOTHING = "nothing"  # it found nothing to do
     FAILED = "failed"
     CANCELLED = "cancelled"  # the run ended
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a table's own properties say: how long snapshots stay, and how many at least; None: nothing."""
+
+    keep: timedelta | None = None
+    at_least: int | None = None
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Policy:
+        age = _number(properties, "history.expire.max-snapshot-age-ms")
+        least = _number(properties, "history.expire.min-snapshots-to-keep")
+        longest = FOREVER // timedelta(milliseconds=1)
+        return cls(
+            None if age is None else timedelta(milliseconds=min(max(0, age), longest)), None if least is None else max(1, least)
+        )
+
+    def decide(self, keep: timedelta | None, at_least: int | None, usual: int) -> tuple[timedelta, int]:
+        """Say how long snapshots stay and how many at least: as asked for, else as the table says, else as usual."""
+        keep = self.keep if keep is None else keep
+        at_least = self.at_least if at_least is None else at_least
+        return KEEP if keep is None else keep, usual if at_least is None else at_least
+
+
+def _number(properties: Mapping[str, str], name: str) -> int | None:
+    """Read a property. One that is no number is left to Iceberg, which expires nothing then."""
+    try:
+        return int(properties[name])
+    except (KeyError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +106,7 @@ class Health:
     """When the snapshots were made that no branch or tag names, oldest first."""
     may_delete: bool = True
     """False where `gc.enabled` is false: files may be those of another table too."""
+    policy: Policy = Policy()
 
     @property
     def dead(self) -> float:
@@ -102,8 +138,10 @@ class Compacting:
 
 @dataclass(frozen=True, slots=True)
 class Expiring:
-    keep: timedelta
-    at_least: int
+    """`keep` and `at_least` are the table's own unless they are given."""
+
+    keep: timedelta | None
+    at_least: int | None
     at_most: int
     orphans: timedelta | None
     every: timedelta
@@ -206,12 +244,19 @@ def turn(kind: Kind, past: Sequence[CycleRecord]) -> tuple[datetime, int]:
     return max((cycle.started for cycle in past if cycle.kind == kind), default=_NEVER), list(Kind).index(kind)
 
 
-def keep(health: Health, terms: Expiring, now: datetime) -> timedelta:
-    """Return the age up to which snapshots stay: as said, or less where there are too many."""
-    excess = min(health.snapshots - terms.at_most, len(health.loose))
-    if excess <= 0:
-        return terms.keep
-    return max(timedelta(0), min(terms.keep, now - health.loose[excess - 1]))
+def kept(health: Health, terms: Expiring, now: datetime) -> tuple[timedelta, int]:
+    """Return the age up to which snapshots stay, less where there are too many, and how many stay at least."""
+    keep, at_least, at_most = _bounds(health, terms)
+    excess = min(health.snapshots - at_most, len(health.loose))
+    if excess > 0:
+        keep = max(timedelta(0), min(keep, now - health.loose[excess - 1]))
+    return keep, at_least
+
+
+def _bounds(health: Health, terms: Expiring) -> tuple[timedelta, int, int]:
+    """Say how long snapshots stay, how many at least, and how many at most: never fewer than at least."""
+    keep, at_least = health.policy.decide(terms.keep, terms.at_least, AT_LEAST)
+    return keep, at_least, max(terms.at_most, at_least)
 
 
 def after_quiet(quiet: Iterable[Quiet], at: datetime) -> datetime:
@@ -268,15 +313,16 @@ def _compact_wanted(health: Health, terms: Compacting, now: datetime) -> tuple[s
 def _expire_wanted(health: Health, terms: Expiring, now: datetime) -> tuple[str, datetime | None]:
     if not health.may_delete:
         return _GC_OFF, None
-    if health.snapshots > terms.at_most and health.loose:
-        return f"{health.snapshots:,} snapshots, at most {terms.at_most:,} stay", now
-    may_go = health.loose[: max(0, health.snapshots - terms.at_least)]
+    keep, at_least, at_most = _bounds(health, terms)
+    if health.snapshots > at_most and health.loose:
+        return f"{health.snapshots:,} snapshots, at most {at_most:,} stay", now
+    may_go = health.loose[: max(0, health.snapshots - at_least)]
     if not may_go:
-        return f"{health.snapshots:,} snapshots, at least {terms.at_least:,} stay", None
-    old = sum(made + terms.keep <= now for made in may_go)
+        return f"{health.snapshots:,} snapshots, at least {at_least:,} stay", None
+    old = sum(made + keep <= now for made in may_go)
     if old:
-        return f"{old:,} snapshot{'s are' if old > 1 else ' is'} older than {_span(terms.keep)}", now
-    return f"{health.snapshots:,} snapshots, none older than {_span(terms.keep)}", may_go[0] + terms.keep
+        return f"{old:,} snapshot{'s are' if old > 1 else ' is'} older than {_span(keep)}", now
+    return f"{health.snapshots:,} snapshots, none older than {_span(keep)}", may_go[0] + keep
 
 
 def _orphans_wanted(health: Health, terms: Expiring, past: Sequence[CycleRecord], now: datetime) -> tuple[str, datetime | None]:
@@ -288,7 +334,7 @@ def _orphans_wanted(health: Health, terms: Expiring, past: Sequence[CycleRecord]
     if not health.loose:
         return "no orphan file can be old enough", None
     # What a young table has left behind is younger still.
-    return "orphan files were never looked for", health.loose[0] + min(terms.orphans, terms.keep) / 2
+    return "orphan files were never looked for", health.loose[0] + min(terms.orphans, _bounds(health, terms)[0]) / 2
 
 
 # ── rest ───────────────────────────────────────────────────────────────────────────────────
