@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from icefront.changes import changes
 from icefront.core.errors import ConfigError
-from icefront.iceberg.expiring import without
+from icefront.iceberg.expiring import below, folders, without
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
 from icefront.testing.feeds import ORDERS, Feed
@@ -159,6 +159,29 @@ def test_the_mark_survives_and_the_pipeline_goes_on(lake: Lake, table: str) -> N
     lake.check_every_snapshot(table, "orders")
 
 
+def test_a_file_that_is_published_again_while_snapshots_expire_stays(spark: Any, table: str) -> None:
+    """Its epoch was rolled back: only an expired snapshot has it, until its run publishes it once more."""
+    create(spark, table)
+    writer = fill(spark, table, files=1)
+    arrow = schema_to_pyarrow(View.of(spark, table).metadata.schema(), include_field_ids=True)
+    (path, file), (lost, other) = (
+        writer._file("DATA", [{"id": 100 + i, "v": "late", "n": 0}], arrow, {"spec-id": 0, "partition": {}}) for i in range(2)
+    )
+    before = writer.table.table.currentSnapshot().snapshotId()
+    writer.table.table.newAppend().appendFile(file).appendFile(other).commit()
+    writer.table.table.manageSnapshots().rollbackTo(before).commit()
+
+    def published() -> list[str]:
+        writer.table.refresh()
+        writer.table.table.newAppend().appendFile(file).commit()
+        return []
+
+    done = expire(spark, table, keep=NOW, orphans_after=None, staged=published)
+    assert (done.snapshots, done.data_files) == (1, 1)
+    assert (there(path), there(lost)) == (True, False)
+    assert rows(spark, table).total() == 11
+
+
 @pytest.mark.parametrize("place", ["expire.before", "expire.before-delete", "expire.after"])
 def test_what_ends_at_a_failpoint_leaves_orphans_at_most(
     spark: Any, table: str, place: str, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +252,29 @@ def test_a_file_that_is_published_while_files_are_listed_stays(spark: Any, table
     assert len(asked) == 2
     assert (there(path), there(orphan)) == (True, False)
     assert rows(spark, table).total() == 11
+
+
+def test_what_others_keep_below_the_location_is_theirs(spark: Any, table: str) -> None:
+    create(spark, table)
+    fill(spark, table, files=1)
+    own = folder(spark, table) / "mine"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.data.path'='{own}')")
+    places = {"checkpoint/offsets/0": True, "database/x": True, "mine/x": False, "data/x": False, "metadata/x": False}
+    for place in places:
+        path = folder(spark, table) / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"v1")
+    grow_old(spark, table)
+    assert expire(spark, table).orphans == 3
+    assert {place: (folder(spark, table) / place).exists() for place in places} == places
+
+
+def test_which_folders_a_table_writes_to() -> None:
+    own = ["s3://b/t/data", "s3://b/t/metadata"]
+    assert folders("s3://b/t", {}) == own
+    said = {"write.data.path": "s3a://b/t/files/", "write.metadata.path": "s3://b", "write.object-storage.path": "s3://b/two"}
+    assert folders("s3://b/t", said) == [*own, "s3a://b/t/files/"]
+    assert list(below(["s3://b/t/data/x", "s3://b/t/database", "/t/x"], own)) == ["s3://b/t/data/x"]
 
 
 def test_metadata_files_that_the_log_has_forgotten_go_by_age(spark: Any, table: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LISTED = StructType([StructField("file_path", StringType()), StructField("last_modified", TimestampType())])
+_FOLDERS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 _LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 
 
@@ -65,16 +66,24 @@ class Expiring:
             snapshot = None if parent is None else metadata.snapshot(parent)
         return count
 
-    def orphans(self, older_than: datetime, among: Collection[str] | None = None) -> list[str]:
-        """Name files below the table's location that nothing in its metadata knows; `among` some, or all that are old enough."""
+    def orphans(self, older_than: datetime) -> list[str]:
+        """Name files in the table's own folders that are old enough and that nothing in its metadata knows."""
+        action = self._unknown().olderThan(_milliseconds(older_than)).usePrefixListing(self._lists_prefixes())
+        own = folders(self._table.table.location(), self._table.properties())
+        return list(below(self._found(action), own))
+
+    def unknown(self, paths: Collection[str]) -> list[str]:
+        """Name those of some files that nothing in the table's metadata knows, as of now."""
+        if not paths:
+            return []
+        listed = self._spark.createDataFrame([(path, _LONG_AGO) for path in paths], _LISTED)
+        return self._found(self._unknown().location(None).compareToFileList(listed._jdf))  # noqa: SLF001
+
+    def _unknown(self) -> JavaObject:
         self._table.refresh()
-        action = self._actions.deleteOrphanFiles(self._table.table).deleteWith(self._jvm.java.util.stream.Stream.builder())
-        action = action.olderThan(_milliseconds(older_than))
-        if among is not None:
-            listed = self._spark.createDataFrame([(path, _LONG_AGO) for path in among], _LISTED)
-            action = action.location(None).compareToFileList(listed._jdf)  # noqa: SLF001
-        elif self._lists_prefixes():
-            action = action.usePrefixListing(True)
+        return self._actions.deleteOrphanFiles(self._table.table).deleteWith(self._jvm.java.util.stream.Stream.builder())
+
+    def _found(self, action: JavaObject) -> list[str]:
         found: list[str] = self._table.gateway.read(call(action.execute).orphanFileLocations())
         return found
 
@@ -89,6 +98,18 @@ class Expiring:
         if paths:
             listed = self._table.gateway.read_list(paths)
             call(lambda: self._iceberg.CatalogUtil.deleteFiles(self._table.table.io(), listed, "unneeded", True))
+
+
+def folders(location: str, properties: Mapping[str, str]) -> list[str]:
+    """Name the folders below a table's location that it writes to. What else is there may be another's: a stream's checkpoint, say."""
+    said = [properties[name] for name in _FOLDERS if name in properties]
+    return [f"{location}/data", f"{location}/metadata", *below(said, [location])]
+
+
+def below(paths: Collection[str], folders: Collection[str]) -> Iterator[str]:
+    """Keep what is in one of some folders, or is one of them, however that is spelled."""
+    places = tuple(f"{_place(folder).rstrip('/')}/" for folder in folders)
+    return (path for path in paths if f"{_place(path).rstrip('/')}/".startswith(places))
 
 
 def without(paths: Collection[str], kept: Collection[str]) -> Iterator[str]:

@@ -58,8 +58,9 @@ def expire(
     """Take out snapshots that are older than `keep` and not among the last `at_least` of a branch; delete what nobody needs.
 
     Without them the table's own properties count (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`),
-    and without those five days and one snapshot. Files below the table's location that nothing knows are deleted once they are older than `orphans_after` (None: not at all),
-    but for those that are `staged`; a function for them is asked after files were listed.
+    and without those five days and one snapshot. Files in the table's folders that nothing knows are deleted once they are older
+    than `orphans_after` (None: not at all). Of all these files those that are `staged` stay; a function for them is asked after
+    files were found.
     """
     from icefront.iceberg.expiring import Expiring  # noqa: PLC0415 — Spark is an extra, and slow to import
     from icefront.iceberg.java import Gateway  # noqa: PLC0415
@@ -82,7 +83,7 @@ def expire(
     before = work.snapshots()
     kinds = _delete_expired(work, now - keep, at_least, staged)
     gone = before - work.snapshots()
-    orphans = _delete_orphans(work, now - orphans_after, staged) if orphans_after is not None else ()
+    orphans = _delete(work, work.orphans(now - orphans_after), staged) if orphans_after is not None else ()
     failpoint("expire.after")
     old_metadata = sum(path.endswith(_METADATA) for path in orphans)
     return Expired(
@@ -113,20 +114,17 @@ def _delete_expired(work: Expiring, older_than: datetime, at_least: int, staged:
     """Expire snapshots, and delete what only they had; return how many files of each kind."""
     found = dict(work.expire(older_than, at_least))
     failpoint("expire.before-delete")
+    return Counter(found[path] for path in _delete(work, found, staged))
+
+
+def _delete(work: Expiring, found: Collection[str], staged: Staged) -> Collection[str]:
+    """Delete files that were found to be unneeded, if they still are."""
     # An epoch that was rolled back may be staged again, with the same files.
-    unneeded = _unstaged(found, staged)
-    work.delete(unneeded)
-    return Counter(found[path] for path in unneeded)
-
-
-def _delete_orphans(work: Expiring, older_than: datetime, staged: Staged) -> Collection[str]:
-    found = _unstaged(work.orphans(older_than), staged)
-    if not found:
-        return ()
+    unstaged = _unstaged(found, staged)
     # What was published since the table was looked at is neither staged any more nor known to what was seen: look once more.
-    orphans = work.orphans(older_than, found)
-    work.delete(orphans)
-    return orphans
+    unneeded = work.unknown(unstaged)
+    work.delete(unneeded)
+    return unneeded
 
 
 def _unstaged(paths: Collection[str], staged: Staged) -> list[str]:
