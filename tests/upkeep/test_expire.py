@@ -291,6 +291,23 @@ def test_metadata_files_that_the_log_has_forgotten_go_by_age(spark: Any, table: 
     assert spark.table(table).count() == 50
 
 
+def test_metadata_files_of_tables_that_a_run_makes_go_with_its_commits(lake: Lake, table: str) -> None:
+    kept = {"write.metadata.previous-versions-max": "2"}
+    feed = Feed(lake.feed, tables=[ORDERS], seed=3)
+    feed.scan(5)
+    for _ in range(5):
+        feed.advance(1)
+    other = f"{table}_as_the_user_says"
+    said = {**kept, "write.metadata.delete-after-commit.enabled": "false"}
+    for name, target, properties in (("orders", table, kept), ("others", other, said)):
+        lake.run(lake.pipeline(name, **orders(target, iceberg={"properties": properties})))
+    of_ours, of_theirs = (
+        len([path for path in on_disk(lake.spark, name) if path.endswith(".metadata.json")]) for name in (table, other)
+    )
+    assert of_ours == 3
+    assert of_theirs > 3
+
+
 def test_tables_with_nothing_in_them(spark: Any, table: str) -> None:
     create(spark, table)
     done = expire(spark, table, keep=NOW)

@@ -121,7 +121,13 @@ class IcebergSink:
         declared = dict(wanted.columns)
         columns = declared | {w.column: w.type for w in wishes if w.column not in declared}
         schema = evolution.new_schema(columns, wanted.keys)
-        properties = {"format-version": str(wanted.format_version), **wanted.write_properties, **wanted.properties}
+        properties = {
+            "format-version": str(wanted.format_version),
+            # Every epoch writes a metadata file; those that the table's log has forgotten nobody reads.
+            "write.metadata.delete-after-commit.enabled": "true",
+            **wanted.write_properties,
+            **wanted.properties,
+        }
         check_format(self.target, properties)
         partition_by = wanted.partition_by or ()
         self._check_partition_columns(schema.column_names)
