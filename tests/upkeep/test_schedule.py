@@ -218,6 +218,29 @@ def test_a_table_is_measured_from_metadata_and_what_is_known_is_not_read_again(
     assert after.snapshots == len(after.loose) + 1
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_files_of_mostly_dead_rows_are_found_among_many_that_are_not(spark: Any, table: str, version: int) -> None:
+    create(spark, table, version=version)
+    writer = Streaming(spark, table)
+    for start in range(0, 100, 10):
+        writer.commit([{"id": i, "v": f"v{i}", "n": 0} for i in range(start, start + 10)])
+    for dead in ([0, 1, 2], [10, 11], [12, 20]):
+        writer.commit([], [{"id": i} for i in dead])
+        settle(spark, table)
+    view = View.of(spark, table)
+    sizes = {
+        row["lower"]: row["size"]
+        for row in spark.sql(
+            f"SELECT readable_metrics.id.lower_bound AS lower, file_size_in_bytes AS size FROM {table}.data_files WHERE record_count > 0"
+        ).collect()
+    }
+    found = Meter(dead=0.3).measure(view)
+    assert (found.dead_rows, found.dead_files, found.dead_bytes) == (7, 2, sizes[0] + sizes[10])
+    assert Meter(dead=0.31).measure(view).dead_files == 0
+    assert Meter().measure(view).dead_files == 0
+    assert Meter(few=99, dead=0.3).measure(view).dead_files == 0, "nobody notices so few bytes"
+
+
 def test_an_empty_table_is_fine(spark: Any, table: str) -> None:
     create(spark, table)
     assert Meter().measure(View.of(spark, table)) == Health()

@@ -74,7 +74,11 @@ class Compact(Part):
     files: Int = Field(
         default=20, ge=2, description="So many files in one partition that are smaller than three quarters of the target size."
     )
-    dead: Share = Field(default=Share(0.3), description="This share of the rows is deleted by vectors or position deletes.")
+    dead: Share = Field(
+        default=Share(0.3),
+        description="This share of the rows is deleted by vectors or position deletes: in the table, in so many `files`, or in files that are "
+        "a tenth of its bytes.",
+    )
     max_bytes: Size = Field(default=Size(8 * 2**30), description="One cycle rewrites about so much; the rest comes next time.")
     sort: Literal["auto", "off"] = Field(
         default="auto", description="`auto`: sort by key, so that later deletes touch few files. `off`: only pack files together."

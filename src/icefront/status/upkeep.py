@@ -63,6 +63,7 @@ class UpkeepStatus:
             "small_files": health.small_files,
             "dead_rows": health.dead_rows,
             "dead_share": round(health.dead, 4),
+            "dead_files": health.dead_files,
             "snapshots": health.snapshots,
             "oldest_snapshot_at": health.loose[0].isoformat() if health.loose else None,
         }
@@ -74,7 +75,9 @@ def upkeep_of(wanted: Upkeep, name: str, table: Table, past: Sequence[CycleRecor
     by = wanted.by if terms.on else "off"
     last = tuple({cycle.kind: cycle for cycle in reversed(past)}.values())[::-1]
     try:
-        health = Meter().measure(View(name, table.metadata, table.io.properties))
+        health = Meter(dead=terms.compact.dead if terms.compact else None).measure(
+            View(name, table.metadata, table.io.properties)
+        )
     except Exception as error:  # noqa: BLE001 — PyIceberg passes on whatever its storage library raises
         said = str(error).partition("\n")[0][:300] or type(error).__name__
         return UpkeepStatus(by, now, last=last, trouble=f"its manifests cannot be read: {said}")

@@ -50,8 +50,9 @@ class SparkHands:
             return None
         file = str(found.metadata().metadataFileLocation())
         if self._measured.get(table, ("",))[0] != file:
-            # Where nothing is compacted, nobody asks for small files.
-            meter = self._meters.setdefault(table, Meter(self._terms.compact.files if self._terms.compact else sys.maxsize))
+            # Where nothing is compacted, nobody asks for small and dead files.
+            wanted = self._terms.compact
+            meter = self._meters.setdefault(table, Meter(wanted.files, wanted.dead) if wanted else Meter(sys.maxsize))
             health = meter.measure(View.of(self._spark, table))
             self._measured[table] = file, health
         return self._measured[table][1]

@@ -31,7 +31,9 @@ KEEP, AT_LEAST = timedelta(days=5), 10
 FOREVER = timedelta(days=36_500)
 """Longer than that nothing stays: no calendar reaches back as far as properties can say."""
 NOTICEABLE = 64 * 1024**2
-"""Below that many bytes of deletes nobody notices how often they are read."""
+"""Below that many bytes of deletes nobody notices how often they are read, nor of files that their rows are dead."""
+DEAD_BYTES = 0.1
+"""Files of mostly dead rows are worth a cycle when they are that part of the table."""
 _GC_OFF = "the table's gc.enabled is false: nothing of it may be deleted"
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -101,6 +103,10 @@ class Health:
     """In the partition that has most of them."""
     dead_rows: int = 0
     """Named by deletion vectors and position deletes."""
+    dead_files: int = 0
+    """Data files with so many dead rows that they are worth rewriting."""
+    dead_bytes: int = 0
+    """What these files hold."""
     snapshots: int = 0
     loose: tuple[datetime, ...] = ()
     """When the snapshots were made that no branch or tag names, oldest first."""
@@ -307,6 +313,10 @@ def _compact_wanted(health: Health, terms: Compacting, now: datetime) -> tuple[s
         return f"{health.small_files:,} small files in one partition, {terms.files:,} are enough", now
     if health.dead_rows and health.dead >= terms.dead:
         return f"{health.dead:.0%} of the rows are dead, {terms.dead:.0%} is enough", now
+    if health.dead_files >= terms.files:
+        return f"{health.dead_files:,} files with {terms.dead:.0%} dead rows, {terms.files:,} are enough", now
+    if health.dead_bytes >= max(NOTICEABLE, DEAD_BYTES * health.bytes):
+        return f"files with {terms.dead:.0%} dead rows are at least {DEAD_BYTES:.0%} of the table's bytes", now
     return f"{health.small_files:,} of {terms.files:,} small files in one partition, {health.dead:.0%} dead rows", None
 
 
