@@ -271,7 +271,7 @@ def test_what_others_keep_below_the_location_is_theirs(spark: Any, table: str) -
 
 def test_which_folders_a_table_writes_to() -> None:
     own = ["s3://b/t/data", "s3://b/t/metadata"]
-    assert folders("s3://b/t", {}) == own
+    assert folders("s3://b/t", {}) == folders("s3://b/t/", {}) == own
     said = {"write.data.path": "s3a://b/t/files/", "write.metadata.path": "s3://b", "write.object-storage.path": "s3://b/two"}
     assert folders("s3://b/t", said) == [*own, "s3a://b/t/files/"]
     assert list(below(["s3://b/t/data/x", "s3://b/t/database", "/t/x"], own)) == ["s3://b/t/data/x"]

@@ -103,7 +103,7 @@ class Expiring:
 def folders(location: str, properties: Mapping[str, str]) -> list[str]:
     """Name the folders below a table's location that it writes to. What else is there may be another's: a stream's checkpoint, say."""
     said = [properties[name] for name in _FOLDERS if name in properties]
-    return [f"{location}/data", f"{location}/metadata", *below(said, [location])]
+    return [f"{location.rstrip('/')}/{own}" for own in ("data", "metadata")] + list(below(said, [location]))
 
 
 def below(paths: Collection[str], folders: Collection[str]) -> Iterator[str]:
