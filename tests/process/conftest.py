@@ -16,6 +16,7 @@ LONGEST = (
     "cli/test_processes.py",
     "process/test_matrix_storage.py",
     "process/test_matrix_drivers.py",
+    "process/test_matrix_settled.py",
     "process/test_matrix_workers.py",
     "process/test_matrix_cluster.py",
     "upkeep/test_settle_processes.py",

@@ -45,11 +45,14 @@ class Watched(Project):
         catalog: Path | None = None,
         rest: str | None = None,
         program: Sequence[str] = PROGRAM,
+        settled: bool = False,
         **options: Any,
     ) -> None:
         self.catalog = catalog or folder / ".icefront"
         self._lake = {"type": "rest", "uri": rest} if rest else {"type": "sqlite", "path": str(self.catalog)}
         options.setdefault("feed_table", EVER_WIDER)
+        if settled:
+            options["settings"] = {**options.get("settings", {}), "write": {"publish": "settled"}}
         super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
         self._drivers: list[Driver] = []
         self._declared = ""
@@ -60,6 +63,7 @@ class Watched(Project):
             read=self.read,
             expected=lambda frontier: replay(folder / "feed", "orders", ["id"], frontier),
             state=self.state,
+            settled=settled,
         )
         self.checker = Checker(subject)
         self.feed.scan(20)

@@ -29,6 +29,10 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_a_writer_that_is_paused_overtaken_and_woken_is_refused",
         "test_a_writer_that_is_paused_before_its_claim_takes_over_and_goes_on_from_what_it_finds",
     ],
+    "killed or overtaken with a settled epoch": [
+        "test_a_run_that_is_killed_around_the_commit_of_a_settled_epoch_is_made_up_for",
+        "test_a_writer_that_is_overtaken_with_the_vectors_of_a_settled_epoch_in_its_hands_is_refused",
+    ],
     "several drivers started at once": [
         "test_of_several_drivers_started_at_once_the_last_to_claim_publishes",
         "test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works",

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
+from pyiceberg.typedef import Record
 
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Checker, Kind, Subject, Violation, by_datafusion, second_engine
 from icefront.proof.oracle import replay
@@ -328,6 +331,26 @@ def test_a_file_that_one_snapshot_adds_twice_is_found(story: Story):
         append.append_data_file(file)
         append.append_data_file(file)
     assert story.kinds() == [Kind.ADDED_TWICE]
+
+
+def test_an_equality_delete_in_a_table_that_is_published_settled_is_found(story: Story):
+    other = story.catalog.create_table("t.other", COLUMNS)
+    other.append(pa.table({"id": [1], "v": [None]}, schema=COLUMNS))
+    (file,) = other.inspect.files().to_pylist()
+    delete = DataFile.from_args(
+        content=DataFileContent.EQUALITY_DELETES,
+        file_path=file["file_path"],
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=1,
+        file_size_in_bytes=file["file_size_in_bytes"],
+        equality_ids=[1],
+    )
+    with story.load().transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        append.append_data_file(delete)
+    assert story.kinds() == []
+    story.checker = Checker(replace(story.checker.subject, settled=True))
+    assert story.kinds() == [Kind.UNSETTLED]
 
 
 def rewrite(path: Path) -> None:

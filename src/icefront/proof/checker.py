@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import DataFileContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -59,6 +59,7 @@ class Kind(StrEnum):
     CLAIM = "claim"  # a claim changed something
     WRITER = "writer"  # a writer that does not own the table published an epoch or changed the table
     MARK = "mark"  # the mark is not what the branch says
+    UNSETTLED = "unsettled"  # a table whose epochs are published settled got an equality delete
     RELEASED = "released"  # the source was released above the frontier
     UNREADABLE = "unreadable"  # the table cannot be read any more
 
@@ -91,6 +92,8 @@ class Subject:
     expected: Callable[[str], Mapping[Key, Row]]
     """Rows at a printed frontier, from the feed."""
     state: Path
+    settled: bool = False
+    """Whether its epochs are published settled: then no snapshot may add an equality delete."""
 
 
 # ── what was seen ──────────────────────────────────────────────────────────────────────────
@@ -311,6 +314,9 @@ class Checker:
                     again = f"once more by snapshot {snapshot.snapshot_id}"
                     yield Violation(Kind.ADDED_TWICE, entry.path, f"once, by snapshot {first}", again)
                 seen.add(entry.path)
+                if self.subject.settled and entry.equality:
+                    added = f"one, added by snapshot {snapshot.snapshot_id}"
+                    yield Violation(Kind.UNSETTLED, entry.path, "no equality delete", added)
 
     def _committed(self, table: Table) -> dict[str, int]:
         """Name what the snapshots that there are refer to, with the sizes that they remember."""
@@ -327,7 +333,13 @@ class Checker:
         if manifest.manifest_path not in self._manifests:
             read = manifest.fetch_manifest_entry(io, discard_deleted=False)
             self._manifests[manifest.manifest_path] = [
-                _Entry(e.status, e.data_file.file_path, e.data_file.file_size_in_bytes) for e in read
+                _Entry(
+                    e.status,
+                    e.data_file.file_path,
+                    e.data_file.file_size_in_bytes,
+                    e.data_file.content == DataFileContent.EQUALITY_DELETES,
+                )
+                for e in read
             ]
         return self._manifests[manifest.manifest_path]
 
@@ -352,6 +364,7 @@ class _Entry:
     status: ManifestEntryStatus
     path: str
     size: int
+    equality: bool
 
 
 def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -> Iterator[Violation]:

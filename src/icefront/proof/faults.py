@@ -317,8 +317,8 @@ def _manifests(scene: Scene) -> bool:
 @_in(BLOWS, "settle", "upkeep settles the equality deletes that there are")
 def _settle(scene: Scene) -> bool:
     before = scene.snapshots()
-    if scene.checker.frontier == (0, 0):
-        return False
+    if scene.settled or scene.checker.frontier == (0, 0):
+        return False  # there are none
     try:
         settle(scene.lake.spark, scene.table)
     except IcefrontError as error:

@@ -59,6 +59,8 @@ ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
 PERIODS = 4
 UPKEEP = ("off", {"settle": {"files": 3, "every": "1s"}, "compact": {"files": 6, "every": "5s"}, "expire": "off"})
 """Of half of the tables the runs do the upkeep too, as often as they can; expiry comes as a blow."""
+PUBLISH = ("immediate", "immediate", "settled")
+"""A third of the tables never gets an equality delete."""
 PARTITIONINGS: tuple[list[str], ...] = (["bucket(2, id)"], ["month(created_at)"], [])
 _BASE = {"customer_id": "small", "amount": "amount", "status": "status", "note": "text", "created_at": "timestamptz"}
 ORDERS = FeedTable("orders", ("id",), tuple(_BASE | {f"extra_{n}": "status" for n in range(version)} for version in range(12)))
@@ -134,15 +136,17 @@ class Scene:
     old: list[Driver] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        seed, upkeep, publish = self.rng.getrandbits(32), self.rng.choice(UPKEEP), self.rng.choice(PUBLISH)
+        self.settled = publish == "settled"
         self.project = Project(
             self.folder,
-            seed=self.rng.getrandbits(32),
+            seed=seed,
             catalog=self.lake.settings(self.lake.proxy.uri if self.lake.proxy else None),
             spark={"spark.master": "local[1,4]"},  # a task is tried four times: workers die too
             program=self.program,
             table=f"{NAME}.{self.name}.orders",
             feed_table=ORDERS,
-            settings={"upkeep": self.rng.choice(UPKEEP)},
+            settings={"upkeep": upkeep, "write": {"publish": publish}},
         )
         self.feed = self.project.feed
         self.feed.scan(self.rng.randint(10, 60))
@@ -181,7 +185,7 @@ class Scene:
         def expected(frontier: str) -> Mapping[tuple[Any, ...], Row]:
             return replay(self.folder / "feed", ORDERS.name, ORDERS.keys, frontier)
 
-        return Checker(Subject("orders", ORDERS.keys, self.load, self._read, expected, self.state))
+        return Checker(Subject("orders", ORDERS.keys, self.load, self._read, expected, self.state, self.settled))
 
     @property
     def _identifier(self) -> str:
