@@ -28,7 +28,7 @@ def known(spark: Any, far: FaultProxy, rest_catalog: RestCatalog) -> Any:
     catalogs = {
         "far": {"uri": far.uri},
         "near": {"uri": rest_catalog.uri, "cache-enabled": "false"},
-        "hasty": {"uri": far.uri, "rest.client.socket-timeout-ms": "400"},
+        "hasty": {"uri": far.uri, "rest.client.socket-timeout-ms": "3000"},
     }
     for name, properties in catalogs.items():
         for key, value in Catalog(type="rest", properties=properties).spark_conf(name).items():

@@ -363,7 +363,7 @@ def _by_another_program(scene: Scene, statement: str) -> bool:
             scene.lake.spark.sql(statement).collect()
         except Exception as error:  # noqa: BLE001 — whatever Spark makes of it is what is to be told
             said = " ".join(f"attempt {attempt + 1}: {type(error).__name__}: {error}".split())[:400]
-            if not _is_conflict(error):
+            if not is_conflict(error):
                 break
             time.sleep(_BACK_OFF * 2**attempt)
         else:
@@ -371,7 +371,7 @@ def _by_another_program(scene: Scene, statement: str) -> bool:
     raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", said))
 
 
-def _is_conflict(error: Exception) -> bool:
+def is_conflict(error: Exception) -> bool:
     """Say whether a commit of somebody else came first; Spark may have wrapped what Iceberg said about it."""
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:
