@@ -101,6 +101,7 @@ class Watched(Project):
         """All that was ever published is right, and no file of it was touched."""
         found = self.checker.check(self._released())
         assert not found, "\n".join(map(str, found))
+        assert not self.checker.blind, "the state file could not be read, and staged files were not looked at"
 
     def _released(self) -> Sequence[str]:
         """What the runs said that they released, read before the table is."""

@@ -267,7 +267,7 @@ def test_staged_files_that_were_removed_as_orphans_are_written_again(project: Wa
     for path in Path(urlsplit(table.location()).path).rglob("*"):
         look_old(path)
     project.check()
-    staged = set(files_of(staged_notes(project.state)))
+    staged = set(files_of(staged_notes(project.state) or ()))
     assert staged
     assert {Path(urlsplit(file).path) for file in staged} <= remove_orphans(spark, project.table)
     project.checker.forgive(staged)

@@ -44,7 +44,7 @@ def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(
     """Every file of the first run; the second one publishes what is staged, and then meets a report that contradicts another."""
     project = Watched(tmp_path)
     project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=Strike("twice", tmp_path).environment)
-    noted = [file for note in staged_notes(project.state) for file in note["files"]]
+    noted = [file for note in staged_notes(project.state) or () for file in note["files"]]
     assert len(noted) == len(set(noted)) == len(project.files()) > 2
     frontier = project.feed.resolved[-1].next()
     project.feed.advance(20)

@@ -437,10 +437,21 @@ def test_what_is_no_longer_staged_or_was_removed_on_purpose_may_go(story: Story,
 
 
 @pytest.mark.parametrize("content", [b"", b"no database"])
-def test_a_damaged_state_file_knows_of_nothing_staged(story: Story, content: bytes):
-    story.state.write_bytes(content)
+def test_a_look_at_a_damaged_state_file_counts_as_one_without_staged_files(story: Story, tmp_path: Path, content: bytes):
     story.epoch()
+    story.stage(tmp_path / "gone.parquet", 5, upper=story.frontier)
+    assert (story.kinds(), story.checker.blind) == ([], 0)
+    story.state.write_bytes(content)
+    assert (story.kinds(), story.checker.blind) == ([], 1)
+
+
+def test_a_file_that_was_removed_on_purpose_and_is_committed_later_is_found(story: Story):
+    story.epoch()
+    path = story.files()[0]
+    story.checker.forgive([f"file://{path}"])
     assert story.kinds() == []
+    path.unlink()
+    assert story.kinds() == [Kind.REMOVED]
 
 
 # ── another engine ─────────────────────────────────────────────────────────────────────────

@@ -133,6 +133,8 @@ class Checker:
     rows: int = 0
     epochs: set[str] = field(default_factory=set)
     frontier: At = (0, 0)
+    blind: int = 0
+    """How often the notes could not be read: no staged file was looked at then."""
     _passed: dict[int, _Passed] = field(default_factory=dict)
     _head: int | None = None
     _added: dict[str, int] = field(default_factory=dict)
@@ -147,7 +149,8 @@ class Checker:
         """
         before = len(self.violations)
         notes = staged_notes(self.subject.state)
-        for violation in self._found(notes, released):
+        self.blind += notes is None
+        for violation in self._found(notes or (), released):
             if violation not in self.violations:
                 self.violations.append(violation)
         return self.violations[before:]
@@ -161,7 +164,7 @@ class Checker:
         return path in self._added
 
     def forgive(self, paths: Iterable[str]) -> None:
-        """Take note that somebody else removes these files on purpose."""
+        """Take note that somebody else removes these files on purpose; no snapshot may add them any more."""
         self._forgiven |= set(paths)
 
     def _found(self, notes: Sequence[Mapping[str, Any]], released: Iterable[str]) -> Iterator[Violation]:
@@ -308,6 +311,7 @@ class Checker:
             for entry in self._entries(io, manifest):
                 if entry.status != ManifestEntryStatus.ADDED:
                     continue
+                self._forgiven.discard(entry.path)
                 first = self._added.setdefault(entry.path, snapshot.snapshot_id)
                 again_here = entry.path in seen and not entry.path.endswith(".puffin")  # in which several vectors may be
                 if first != snapshot.snapshot_id or again_here:
@@ -392,8 +396,8 @@ def files_of(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {file["path"]: file["size"] for note in notes for file in map(json.loads, note["files"])}
 
 
-def staged_notes(state: Path) -> Sequence[Mapping[str, Any]]:
-    """Read the notes of staged epochs; a state file that cannot be read has none."""
+def staged_notes(state: Path) -> Sequence[Mapping[str, Any]] | None:
+    """Read the notes of staged epochs; None when the state file cannot be read."""
     if not state.exists():
         return ()
     # Without a log nobody has the file open; the plain read-only mode would leave a log behind.
@@ -402,7 +406,7 @@ def staged_notes(state: Path) -> Sequence[Mapping[str, Any]]:
         with closing(sqlite3.connect(f"{state.absolute().as_uri()}?{how}", uri=True, timeout=2.0)) as database:
             return [json.loads(note) for (note,) in database.execute("SELECT note FROM notes")]
     except (sqlite3.Error, ValueError):
-        return ()
+        return None
 
 
 def _at(printed: str) -> At:

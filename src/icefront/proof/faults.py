@@ -283,7 +283,7 @@ def _state_restored(scene: Scene) -> bool:
 @_in(BLOWS, "staged-lost", "a file that is staged and not published is deleted while no run lives, as an orphan")
 def _staged_lost(scene: Scene) -> bool:
     scene.check()
-    staged = [path for path in files_of(staged_notes(scene.state)) if not scene.checker.committed(path)]
+    staged = [path for path in files_of(staged_notes(scene.state) or ()) if not scene.checker.committed(path)]
     orphans = sorted(path for path in staged if Path(urlsplit(path).path).exists())
     if not scene.deserted or not orphans:
         return False

@@ -60,6 +60,8 @@ class Report:
     changes: int = 0
     snapshots: int = 0
     rows: int = 0
+    blind: int = 0
+    """At how many looks the state file was damaged, and staged files were not looked at."""
     violations: list[Violation] = field(default_factory=list)
     during: str = ""
     """The life that is being played, or in which something was found."""
@@ -93,6 +95,7 @@ class Report:
             "changes": self.changes,
             "snapshots_checked": self.snapshots,
             "rows_compared": self.rows,
+            "looks_without_staged_files": self.blind,
             "needed_of_each_kind": needed(self.minutes),
             "faults": {kind: self.struck[kind] for kind in self.kinds},
             "not_struck_enough": list(self.missing),
@@ -335,6 +338,7 @@ class Prove:
         report.changes = past.changes + len(scene.feed.said)
         report.snapshots = past.snapshots + checker.snapshots
         report.rows = past.rows + checker.rows
+        report.blind = past.blind + checker.blind
         report.places = past.places + scene.places
         if proxy is not None:
             report.struck |= Counter(strike.fault for strike in list(proxy.strikes) if _came(strike))

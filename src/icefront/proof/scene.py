@@ -384,7 +384,7 @@ class Scene:
     def staged_chain(self) -> int:
         """Count the staged epochs that the next run will publish: those that continue the frontier."""
         self.check()
-        uppers = {note["lower"]: note["upper"] for note in staged_notes(self.state)}
+        uppers = {note["lower"]: note["upper"] for note in staged_notes(self.state) or ()}
         at = self.checker.frontier_text
         for number in count():
             if at not in uppers:
