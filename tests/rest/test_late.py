@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from icefront.core.errors import ConnectionFailed, FencedOut
+from icefront.core.marks import Mark
 from icefront.core.ports import Wish
 from icefront.core.protocol import Claim, FencedOff, Published, renewal
 from icefront.iceberg.partitions import PartitionField
@@ -262,6 +264,32 @@ def test_a_writer_that_is_overtaken_between_its_look_and_its_change_is_refused(
         change(gone)
     assert [successor.table().metadata_location] == location, "a refused writer changed the table"
     successor.publish({2: "b"})
+    successor.check()
+
+
+def test_a_change_that_a_successor_has_made_meanwhile_is_not_taken_for_its_own(
+    channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, successor = channel(), channel()
+    gone.claim()
+    late = gone.stage({1: "late"})
+    marks: list[Mark] = []
+
+    def overtake(failpoint: str) -> None:
+        if failpoint == "schema.before" and not marks:
+            marks.append(successor.claim())
+            a_schema_change(successor)
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", overtake)
+    with capture_logs() as logs:
+        a_schema_change(gone)
+    assert [line["event"] for line in logs if line.get("what") == "schema"] == [
+        "changed the table",
+        "found the table changed, under another writer",
+    ]
+    assert successor.changes() == ["schema"]
+    assert gone.publish_staged(late, {1: "late"}) == FencedOff(marks[0].writer)
+    successor.publish({1: "a"})
     successor.check()
 
 

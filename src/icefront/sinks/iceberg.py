@@ -214,7 +214,9 @@ class IcebergSink:
             if tried and changes != tried:
                 # Also when the answer was lost and the change is found now.
                 failpoint(f"{what}.after")
-                log.info("changed the table", table=self.target, what=what, changes=[str(change) for change in tried])
+                ours = isinstance(answer, Landed) or (head.mark is not None and head.mark.writer == self._writer)
+                event = "changed the table" if ours else "found the table changed, under another writer"
+                log.info(event, table=self.target, what=what, changes=[str(change) for change in tried])
             elif tried:
                 # To lose to a commit of somebody else is no failure.
                 failures += isinstance(answer, Unanswered) or now == seen
