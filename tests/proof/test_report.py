@@ -1,15 +1,20 @@
-"""When a proof is one: what was struck too seldom, and what a violation means for the exit code."""
+"""When a proof is one: what was struck too seldom, what a violation means for the exit code, and the run that is documented."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from icefront.cli.proving import exit_code
 from icefront.proof.checker import Violation
+from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.prove import Report, needed
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "prove.md"
 
 
 def report(minutes: float, **struck: int) -> Report:
@@ -45,3 +50,10 @@ def test_a_violation_counts_for_more_than_what_was_not_struck() -> None:
     found = report(3, zombie=1)
     found.violations.append(Violation("gap", "snapshot 1", "an epoch", "none"))
     assert exit_code(found) == 7
+
+
+def test_the_run_of_60_minutes_in_the_documentation_struck_with_every_kind_that_there_is() -> None:
+    printed = DOCUMENT.read_text(encoding="utf-8").partition("## A run of 60 minutes")[2]
+    struck = {kind: int(times) for kind, times in re.findall(r"^([a-z-]+)[ \t]+(\d+)[ \t]", printed, re.MULTILINE)}
+    assert struck.keys() == {FIRST.name, *LIVES, *BLOWS}
+    assert min(struck.values()) >= needed(60)
