@@ -1,4 +1,4 @@
-"""Runs on a disk that gets full: `python -m tests.process.full_disk FOLDER`, in a mount namespace of its own.
+"""Runs on a disk that gets full: `python -m tests.process.full_disk FOLDER SEED`, in a mount namespace of its own.
 
 There a file system of four megabytes can be mounted, by any user where user namespaces are allowed; nobody else sees it, and it
 goes away with this process, however that ends.
@@ -59,9 +59,9 @@ def filled(folder: Path) -> Iterator[None]:
         filler.unlink()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, seed: int) -> None:
     """Fill the disk while a run stands at each of the places; each run goes on from where the one before it was stopped."""
-    project = Watched(folder)
+    project = Watched(folder, seed=seed)
     project.catalog.mkdir(exist_ok=True)
     subprocess.run(mount(project.catalog), check=True)
     for place in PLACES:
@@ -81,4 +81,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -163,10 +163,10 @@ def test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are
 
 
 # ── maintenance ────────────────────────────────────────────────────────────────────────────
-@pytest.fixture
-def project(tmp_path: Path, lake_folder: Path, table: str) -> Watched:
+@pytest.fixture(params=SEEDS)
+def project(tmp_path: Path, lake_folder: Path, table: str, request: pytest.FixtureRequest) -> Watched:
     """A project on the catalog of the test run's own session; its commits wait for others as long as a slow machine takes."""
-    return Watched(tmp_path, catalog=lake_folder, table=table, settings={"commit": {"patience": "10m"}})
+    return Watched(tmp_path, seed=request.param, catalog=lake_folder, table=table, settings={"commit": {"patience": "10m"}})
 
 
 def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:

@@ -14,16 +14,17 @@ from icefront.core.ports import Report
 from icefront.proof.checker import staged_notes
 from icefront.proof.harness import KILLED
 from icefront.spark.job import _collect
-from tests.process.matrix import Strike, Watched
+from tests.process.matrix import SEEDS, Strike, Watched
 
 STOPPED = 5
 
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path, seed: int) -> None:
     """Killed between the change of the schema and the data, too: the next run finds the column there."""
-    project = Watched(tmp_path)
+    project = Watched(tmp_path, seed=seed)
     project.run()
     for code in (KILLED, 0):
         project.feed.advance(20, resolve=False)
@@ -40,9 +41,10 @@ def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path) ->
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(tmp_path: Path, seed: int) -> None:
     """Every file of the first run; the second one publishes what is staged, and then meets a report that contradicts another."""
-    project = Watched(tmp_path)
+    project = Watched(tmp_path, seed=seed)
     project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=Strike("twice", tmp_path).environment)
     noted = [file for note in staged_notes(project.state) or () for file in note["files"]]
     assert len(noted) == len(set(noted)) == len(project.files()) > 2

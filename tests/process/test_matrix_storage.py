@@ -25,10 +25,11 @@ PATHS = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
 # ── disk ───────────────────────────────────────────────────────────────────────────────────
-def test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on(tmp_path: Path, seed: int) -> None:
     if reason := full_disk.why_not(tmp_path / "tried"):
         pytest.skip(f"no small disk can be mounted here, neither by this user nor in a user namespace: {reason}")
-    command = [*full_disk.namespace(), sys.executable, "-m", full_disk.__name__, str(tmp_path / "project")]
+    command = [*full_disk.namespace(), sys.executable, "-m", full_disk.__name__, str(tmp_path / "project"), str(seed)]
     # In a session of its own, like every run: what it starts ends with it, and it with us.
     with Driver(command, tmp_path, {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *PATHS])}) as driver:
         driver.expect(0, timeout=500)
