@@ -92,6 +92,7 @@ def upsert(lake: Lake, table: str, where: str) -> Updated:
 
 
 def snapshot(lake: Lake, table: str) -> int:
+    lake.spark.sql(f"REFRESH TABLE {table}")  # Spark keeps a table for a while as it was
     query = f"SELECT snapshot_id FROM {table}.snapshots ORDER BY committed_at DESC LIMIT 1"
     return int(lake.spark.sql(query).collect()[0][0])
 
