@@ -54,7 +54,7 @@ def changes(
     for name in output.names:
         if name in {field.name for field in OUTPUT}:
             raise ConfigError(f"table {table} has a column {name} of its own", "rename it: the changes need that name")
-    key_columns, by_row_id = view.key_columns(last, keys), view.is_by_row_id(last, keys)
+    key_ids, by_row_id = view.key_ids(last, keys), view.is_by_row_id(last, keys)
     planned = view.plan(steps)
     plan = Plan(
         table=table,
@@ -62,7 +62,7 @@ def changes(
         io_properties=view.io_properties,
         location=view.metadata.location,
         moments={s.ordinal: Moment(s.snapshot.snapshot_id, s.snapshot.timestamp_ms, view.schema_id(s)) for s in steps},
-        keys=key_columns,
+        keys=key_ids,
         schema_id=last.schema_id,
         # The past may have had no value where the table has one by now.
         output=StructType([*(StructField(f.name, f.dataType) for f in output.fields), *OUTPUT]),

@@ -14,7 +14,7 @@ from typing import Any
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
-from pyiceberg.types import ListType, MapType, StructType
+from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg import summary
@@ -120,6 +120,16 @@ def schema_of(metadata: TableMetadata, snapshot: Snapshot | None) -> Schema:
     """Return the schema that a snapshot was written with; very old ones do not say, and had the table's."""
     number = snapshot.schema_id if snapshot is not None and snapshot.schema_id is not None else metadata.current_schema_id
     return next((schema for schema in metadata.schemas if schema.schema_id == number), metadata.schema())
+
+
+def path(fields: Sequence[NestedField], number: int) -> tuple[str, ...]:
+    """Return the names that lead to a column, or to a member of structs, by its id; none to what lists and maps hold."""
+    for field in fields:
+        if field.field_id == number:
+            return (field.name,)
+        if isinstance(field.field_type, StructType) and (below := path(field.field_type.fields, number)):
+            return (field.name, *below)
+    return ()
 
 
 def as_wide(schema: Schema, other: Schema) -> Schema:

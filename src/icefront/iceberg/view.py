@@ -106,17 +106,21 @@ class View:
                     planned[step.ordinal] = statediff.plan(old, new, manifests.entries, facts)
         return planned
 
-    def key_columns(self, schema: Schema, keys: Sequence[str] | None) -> tuple[str, ...]:
+    def key_ids(self, schema: Schema, keys: Sequence[str] | None) -> tuple[int, ...]:
+        """Return the field ids of keys: columns, or members of structs with their names in full."""
         if keys is None:
-            return tuple(sorted(schema.identifier_field_names()))
+            return tuple(sorted(schema.identifier_field_ids))
         if self.is_by_row_id(schema, keys):
             return ()
-        missing = [key for key in keys if key not in schema.column_names]
-        if missing:
-            raise ConfigError(
-                f"{self.table} has no column {missing[0]}", f"keys are among {', '.join(f.name for f in schema.fields)}"
-            )
-        return tuple(keys)
+        named = {key: schema.find_field(key).field_id for key in keys if key in schema.column_names}
+        for key in keys:
+            if key not in named:
+                raise ConfigError(
+                    f"{self.table} has no column {key}", f"keys are among {', '.join(f.name for f in schema.fields)}"
+                )
+            if not history.path(schema.fields, named[key]):
+                raise ConfigError(f"{key} of {self.table} is in a list or map", "keys are columns, or members of structs")
+        return tuple(named[key] for key in keys)
 
     def is_by_row_id(self, schema: Schema, keys: Sequence[str] | None) -> bool:
         """Say whether row ids are meant to tell rows apart. A column of that name is a column."""

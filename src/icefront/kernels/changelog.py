@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from icefront.kernels.codes import Codes, encode, flat, plain
 INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "INSERT", "DELETE", "UPDATE_BEFORE", "UPDATE_AFTER"
 CHANGE_TYPE = "_change_type"
 
+Path = tuple[str, ...]
+"""Of a column, or of a member of structs: the names that lead to it."""
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 _NONE: Codes = np.array([], np.int64)
@@ -37,13 +40,18 @@ class Diff:
     came: pa.Table
 
 
-def hashes(rows: pa.Table, columns: Sequence[str] | None = None) -> Hashes:
+def hashes(rows: pa.Table, columns: Sequence[Path] = ()) -> Hashes:
     """Hash rows, or some of their columns: equal rows have equal hashes, in every process."""
-    chosen = rows.select(columns) if columns else rows
-    if not chosen.num_columns:
-        return np.zeros(chosen.num_rows, np.uint64)
-    frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(_hashable(column))) for i, column in enumerate(chosen.columns)])
+    chosen = _picked(rows, columns) if columns else rows.columns
+    if not chosen:
+        return np.zeros(rows.num_rows, np.uint64)
+    frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(_hashable(column))) for i, column in enumerate(chosen)])
     return frame.hash_rows(seed=0).to_numpy()
+
+
+def _picked(rows: pa.Table, paths: Sequence[Path]) -> list[pa.ChunkedArray]:
+    """Return columns, or members of structs: of a struct that is null they are null."""
+    return [reduce(lambda column, name: pc.struct_field(column, [name]), path[1:], rows[path[0]]) for path in paths]
 
 
 def _hashable(column: pa.ChunkedArray) -> pa.Array:
@@ -137,7 +145,7 @@ def _unmatched(left: pa.Table, came: pa.Table) -> tuple[Mask, Mask]:
     return keep_left, keep_came
 
 
-def changes(diff: Diff, keys: Sequence[str] = ()) -> pa.Table:
+def changes(diff: Diff, keys: Sequence[Path] = ()) -> pa.Table:
     """Name what happened to each row: with keys, a row that left and one that came with the same key are an update.
 
     Of several with one key as many are paired as there are on both sides, in the order of their values; the rest are what they are.
@@ -154,9 +162,9 @@ def changes(diff: Diff, keys: Sequence[str] = ()) -> pa.Table:
     return rows.append_column(CHANGE_TYPE, kinds)
 
 
-def _updated(left: pa.Table, came: pa.Table, keys: Sequence[str]) -> tuple[Codes, Codes]:
+def _updated(left: pa.Table, came: pa.Table, keys: Sequence[Path]) -> tuple[Codes, Codes]:
     both = pa.concat_tables([left, came])
-    codes, _ = encode([both[k] for k in keys])
+    codes, _ = encode(_picked(both, keys))
     left_codes, came_codes = codes[: left.num_rows], codes[left.num_rows :]
     left_order, came_order = np.arange(left.num_rows), np.arange(came.num_rows)
     if len(np.unique(left_codes)) < len(left_codes) or len(np.unique(came_codes)) < len(came_codes):

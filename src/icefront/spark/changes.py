@@ -26,10 +26,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from icefront.iceberg import history
 from icefront.iceberg.lineage import rewrites
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels.casts import recast
-from icefront.kernels.changelog import CHANGE_TYPE, Diff, cancel, changes, rest
+from icefront.kernels.changelog import CHANGE_TYPE, Diff, Path, cancel, changes, rest
 from icefront.kernels.datafiles import BATCH_ROWS, LEFT, Files, Layout, project
 from icefront.spark import exchange, lineage
 from icefront.spark.exchange import BLOBS, Spread, handed_out, met, work
@@ -68,7 +69,8 @@ class Plan:
     io_properties: Mapping[str, str]
     location: str
     moments: Mapping[int, Moment]
-    keys: tuple[str, ...]
+    keys: tuple[int, ...]
+    """What tells rows apart, by field id: names may be others in each step."""
     schema_id: int
     output: StructType
     by_row_id: bool = False
@@ -89,6 +91,12 @@ class Plan:
 
     def schema(self, ordinal: int) -> Schema:
         return self.layout.schema(self.moments[ordinal].schema_id)
+
+    def key_paths(self, ordinal: int) -> Sequence[Path]:
+        """Say where a step's rows have the keys; with one that the step does not know nothing tells them apart."""
+        fields = self.schema(ordinal).fields
+        paths = [path for key in self.keys if (path := history.path(fields, key))]
+        return paths if len(paths) == len(self.keys) else ()
 
     def finished(self, rows: pa.Table, ordinal: int) -> Iterator[pa.RecordBatch]:
         """Give rows of a step the names and types of the result."""
@@ -267,7 +275,7 @@ class _Scatter:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ordinal, side, rows in _pooled(self.rows(batches)):
-            yield from self.spread.blobs(ordinal, side, rows, self.plan.keys or None)
+            yield from self.spread.blobs(ordinal, side, rows, self.plan.key_paths(ordinal))
 
 
 def _pooled(found: Iterator[tuple[int, int, pa.Table]]) -> Iterator[tuple[int, int, pa.Table]]:
@@ -291,7 +299,7 @@ class _Gather:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ordinal, diff in met(batches):
-            found = changes(cancel(diff), self.plan.keys)
+            found = changes(cancel(diff), self.plan.key_paths(ordinal))
             if found.num_rows:
                 yield from self.plan.finished(found, ordinal)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from icefront.kernels.changelog import Diff, hashes
+from icefront.kernels.changelog import Diff, Path, hashes
 from icefront.kernels.codes import groups
 from icefront.kernels.net import from_blob, to_blob
 
@@ -69,8 +69,8 @@ class Spread:
     def partition(self, ordinal: int, bucket: int) -> int:
         return (ordinal + bucket) % self.width
 
-    def blobs(self, ordinal: int, side: int, rows: pa.Table, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Send rows to where their likes are: those with equal values in some columns, or in all of them."""
+    def blobs(self, ordinal: int, side: int, rows: pa.Table, columns: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        """Send rows to where their likes are: those with equal values in some columns, or without any in all of them."""
         count = self.buckets[ordinal]
         places = (hashes(rows, columns) % np.uint64(count)).astype(np.int64)
         order, starts = groups(places, count)

@@ -123,13 +123,14 @@ class _Read:
             mask = np.zeros(file.records, bool)
             mask[np.asarray(positions.to_array(), np.int64)] = True
             schema = self.plan.schema(ordinal)
-            values = [field.name for field in schema.fields]
+            values = [(field.name,) for field in schema.fields]
             if self.plan.by_row_id:
                 for rows in lineage.rows(self.plan.files, file, schema, mask):
                     yield from self.spread.blobs(ordinal, side, rows, values)
             else:
+                keys = self.plan.key_paths(ordinal)
                 for _, batch in self.plan.files.rows(file, schema, mask):
-                    yield from self.spread.blobs(ordinal, side, pa.Table.from_batches([batch]), self.plan.keys or None)
+                    yield from self.spread.blobs(ordinal, side, pa.Table.from_batches([batch]), keys)
 
 
 def _part(payload: bytes) -> _Part:
@@ -150,7 +151,7 @@ class _Cancel:
             values = [name for name in found.left.column_names if name != ROW_ID]
             rest = cancel(diff, values)
             for side, rows in ((LEFT, rest.left), (CAME, rest.came)):
-                yield from self.spread.blobs(ordinal, side, rows, [ROW_ID])
+                yield from self.spread.blobs(ordinal, side, rows, [(ROW_ID,)])
 
 
 @dataclass(frozen=True)
@@ -161,4 +162,4 @@ class _Pair:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for ordinal, diff in met(batches):
-            yield from self.plan.finished(changes(diff, [ROW_ID]).drop_columns([ROW_ID]), ordinal)
+            yield from self.plan.finished(changes(diff, [(ROW_ID,)]).drop_columns([ROW_ID]), ordinal)
