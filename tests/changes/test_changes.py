@@ -312,6 +312,24 @@ def test_identifier_fields_are_the_default_for_keys(spark: Any, table: str) -> N
     assert kinds(check(spark, table, first, second, keys=[])) == {"DELETE": 1, "INSERT": 1}
 
 
+# ── frames ─────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("mode", MODES)
+def test_changes_are_a_frame_of_the_caller_s_session(spark: Any, table: str, mode: str) -> None:
+    """Views of it are found, and the session's settings hold for it, whatever our jobs are planned with."""
+    create(spark, table, mode=mode)
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a', 1), (2, 'b', 1)")
+    spark.sql(f"UPDATE {table} SET v = 'c' WHERE id = 1")
+    user = spark.newSession()
+    user.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    found = changes(user, table, keys=["id"])
+    found.createOrReplaceTempView("told")
+    sums = user.sql("SELECT _change_type, count(*) FROM told GROUP BY 1").collect()
+    assert dict(map(tuple, sums)) == {"INSERT": 2, "UPDATE_BEFORE": 1, "UPDATE_AFTER": 1}
+    shown = user.sql("SELECT DISTINCT CAST(_commit_timestamp AS string) FROM told").collect()
+    assert sorted(shown) == sorted(user.sql(f"SELECT CAST(committed_at AS string) FROM {table}.snapshots").collect())
+    assert changes(user, table, snapshots(spark, table)[-1]).sparkSession is user
+
+
 # ── errors ─────────────────────────────────────────────────────────────────────────────────
 def test_what_cannot_be_read_is_named(spark: Any, table: str) -> None:
     with pytest.raises(ConfigError, match="does not exist"):

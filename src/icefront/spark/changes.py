@@ -137,8 +137,15 @@ def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[F
         else:
             results.append(blobs.repartitionById(spread.width, "partition").mapInArrow(_Gather(plan), plan.output))
     if not results:
-        return session.createDataFrame([], plan.output)
-    return reduce(DataFrame.union, results)
+        return spark.createDataFrame([], plan.output)
+    return _handed_over(reduce(DataFrame.union, results), spark)
+
+
+def _handed_over(frame: DataFrame, spark: SparkSession) -> DataFrame:
+    """Give a frame to the caller's session, planned in our way: its views and settings are the caller's."""
+    made = frame._jdf  # noqa: SLF001 — PySpark has no other way from one session to another
+    own = spark._jsparkSession  # noqa: SLF001
+    return DataFrame(own.internalCreateDataFrame(made.queryExecution().toRdd(), made.schema(), False), spark)
 
 
 Item = tuple[int, list[FileChange]]
