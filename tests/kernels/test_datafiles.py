@@ -17,6 +17,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType, StructType, TimestampType, TimestamptzType
 
+from icefront.core.errors import Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.kernels import datafiles
 from icefront.kernels.datafiles import Files, Layout
@@ -185,6 +186,43 @@ def test_equality_deletes_may_go_by_members_of_structs(tmp_path: Path) -> None:
     files = Files(PyArrowFileIO({}), layout)
     entry = DataEntry(data, "parquet", 0, (), sequence=1, records=4, size=1)
     assert files.dead(entry, [delete]).tolist() == [True, True, True, False]
+
+
+ENTRY = {"kind": DeleteKind.EQUALITY, "offset": None, "length": 1, "format": "parquet", "spec_id": 0, "partition": ()}
+
+
+def equality(path: Path, ids: tuple[int, ...], named: pa.Table, sequence: int = 9) -> DeleteEntry:
+    return DeleteEntry(**ENTRY, path=put(path, named), sequence=sequence, equality_ids=ids)  # type: ignore[arg-type]
+
+
+def numbered(columns: dict[str, tuple[int, list[Any]]]) -> pa.Table:
+    """Columns by name, each with its id and values."""
+    arrays = [pa.array(values) for _, values in columns.values()]
+    fields = [pa.field(n, a.type, metadata=ident(i)) for (n, (i, _)), a in zip(columns.items(), arrays, strict=True)]
+    return pa.table(arrays, pa.schema(fields))
+
+
+def test_equality_deletes_know_columns_that_the_table_has_forgotten(tmp_path: Path) -> None:
+    """The schema goes with the last snapshot that had it; the delete still names two columns, not one."""
+    rows = numbered({"id": (1, [1, 1, 2, 2]), "gone": (2, ["a", "b", "a", "c"])})
+    now = Schema(pyarrow_to_schema(rows.schema).fields[0], schema_id=1)
+    files = Files(PyArrowFileIO({}), Layout({1: now.model_dump_json()}, 3))
+    entry = DataEntry(put(tmp_path / "data.parquet", rows), "parquet", 0, (), sequence=1, records=4, size=1)
+    named = [numbered({"id": (1, [key]), "gone": (2, [value])}) for key, value in ((1, "a"), (2, "c"))]
+    deletes = [equality(tmp_path / f"{i}.parquet", (1, 2), rows) for i, rows in enumerate(named)]
+    assert files.dead(entry, deletes).tolist() == [True, False, False, True]
+    with pytest.raises(Stopped, match="no schema of the table has column 3"):
+        files.dead(entry, [equality(tmp_path / "other.parquet", (1, 3), named[0])])
+
+
+def test_equality_deletes_may_go_by_columns_that_had_one_name(tmp_path: Path) -> None:
+    rows = numbered({"id": (1, [1, 1]), "v": (2, ["a", "b"])})
+    first = pyarrow_to_schema(rows.schema)
+    second = Schema(first.fields[0], NestedField(3, "v", StringType(), required=False), schema_id=1)
+    files = Files(PyArrowFileIO({}), Layout({0: first.model_dump_json(), 1: second.model_dump_json()}, 3))
+    entry = DataEntry(put(tmp_path / "data.parquet", rows), "parquet", 0, (), sequence=1, records=2, size=1)
+    named = numbered({"old": (2, ["a"]), "v": (3, pa.array([None], pa.string()))})
+    assert files.dead(entry, [equality(tmp_path / "deletes.parquet", (2, 3), named)]).tolist() == [True, False]
 
 
 def ident(number: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ file + deletes ─▶ a mask of dead positions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,7 @@ from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.types import NestedField
 
+from icefront.core.errors import Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels import vectors
@@ -66,15 +67,28 @@ class Layout:
     def schema(self, schema_id: int) -> Schema:
         return optional(Schema.model_validate_json(self.schemas[schema_id]))
 
-    def columns(self, ids: Sequence[int]) -> Schema:
-        """Make a schema of some columns, or members of them, also of those that are not in the newest schema any more."""
+    def columns(self, ids: Collection[int], others: Iterable[Schema] = ()) -> Schema:
+        """Make a schema of some columns, or members of them, also of those that are not in the newest schema any more.
+
+        The metadata may have forgotten a column together with the last schema that had it: then `others` are asked. Names are ours,
+        since a column may be called as another one was.
+        """
+        schemas = [self.schema(i) for i in sorted(self.schemas)]
+        if not set(ids) <= {i for schema in schemas for i in schema.field_ids}:
+            schemas = [*others, *schemas]
         found: dict[int, NestedField] = {}
-        for schema in map(self.schema, sorted(self.schemas)):
+        for schema in schemas:
             for column in prune_columns(schema, set(ids), select_full_types=False).fields:
                 known = found.get(column.field_id)
                 if known is None or len(Schema(column).field_ids) >= len(Schema(known).field_ids):
-                    found[column.field_id] = column
-        return Schema(*found.values())
+                    found[column.field_id] = column.model_copy(update={"name": f"_{column.field_id}"})
+        made = Schema(*found.values())
+        if lost := sorted(set(ids) - made.field_ids):
+            raise Stopped(
+                f"no schema of the table has column {lost[0]}, which an equality delete names",
+                "rewrite the table's files without equality deletes; then begin anew",
+            )
+        return made
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,8 @@ class Files:
 
     def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
         """Mark the rows whose values in these columns some delete names."""
-        schema = self.layout.columns(ids)
+        # As the newest has it: rows are older than their deletes, and columns only widen.
+        schema = self.layout.columns(ids, map(self._schema, sorted(deletes, key=lambda d: d.sequence)))
         named = self._named(schema, deletes)
         # The keys are prepared anew for each piece: let it be large beside them.
         for start, piece in _pieces(self.rows(file, schema), 2 * named.num_rows):
@@ -168,6 +183,10 @@ class Files:
             batches = [b for group in range(parquet.num_row_groups) for _, b in projection.batches(parquet, group, 0, None)]
         return pa.Table.from_batches(batches, projection.arrow)
 
+    def _schema(self, delete: DeleteEntry) -> Schema:
+        with self._opened(delete.path) as parquet:
+            return self._written(parquet)
+
     # ── files ──────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _opened(self, path: str) -> Iterator[pq.ParquetFile]:
@@ -176,13 +195,13 @@ class Files:
             yield pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
     def _projection(self, parquet: pq.ParquetFile, schema: Schema, known: Mapping[int, Any]) -> _Projection:
+        chosen = [f for f in self._written(parquet).fields if Schema(f).field_ids & schema.field_ids]
+        return _Projection(schema, Schema(*chosen), known, downcast=self.layout.format_version < 3)
+
+    def _written(self, parquet: pq.ParquetFile) -> Schema:
         mapping = NameMapping.model_validate_json(self.layout.name_mapping) if self.layout.name_mapping else None
         version: Any = self.layout.format_version
-        written = pyarrow_to_schema(
-            parquet.schema_arrow, mapping, downcast_ns_timestamp_to_us=version < 3, format_version=version
-        )
-        chosen = [f for f in written.fields if Schema(f).field_ids & schema.field_ids]
-        return _Projection(schema, Schema(*chosen), known, downcast=version < 3)
+        return pyarrow_to_schema(parquet.schema_arrow, mapping, downcast_ns_timestamp_to_us=version < 3, format_version=version)
 
     def _known(self, file: DataEntry, schema: Schema) -> Mapping[int, Any]:
         """Return the values that a migrated file has only in its partition."""
