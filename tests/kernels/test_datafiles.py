@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import decimal
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +21,9 @@ from pyiceberg.types import NestedField, StringType, StructType, TimestampType, 
 
 from icefront.core.errors import Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
+from icefront.iceberg.statediff import FileChange
 from icefront.kernels import datafiles
-from icefront.kernels.datafiles import Files, Layout
+from icefront.kernels.datafiles import LEFT, Files, Layout
 
 ROWS = 5_000
 KINDS: dict[str, Any] = {
@@ -232,3 +235,40 @@ def ident(number: int) -> dict[str, str]:
 def put(path: Path, rows: pa.Table) -> str:
     pq.write_table(rows, path)
     return f"file://{path}"
+
+
+class Counting(PyArrowFileIO):
+    """Counts how often each file is opened."""
+
+    opened: ClassVar[Counter[str]] = Counter()
+
+    def new_input(self, location: str) -> Any:
+        self.opened[Path(location).name] += 1
+        return super().new_input(location)
+
+
+@pytest.mark.parametrize(("kept", "reads"), [(1 << 20, 1), (0, 10)])
+def test_deletes_are_read_once_however_many_files_they_are_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, reads: int
+) -> None:
+    """As in a stream: each file is younger than some deletes, and one delete more applies to all of them."""
+    monkeypatch.setattr(Counting, "opened", Counter())
+    monkeypatch.setattr(datafiles, "KEPT_BYTES", kept)
+    rows = numbered({"id": (1, list(range(12)))})
+    schema = pyarrow_to_schema(rows.schema)
+    files = Files(Counting({}), Layout({0: schema.model_dump_json()}, 2))
+    data = [DataEntry(put(tmp_path / f"f{i}", rows), "parquet", 0, (), sequence=i, records=12, size=1) for i in range(10)]
+    old = [equality(tmp_path / f"e{i}", (1,), numbered({"id": (1, [i])}), i + 1) for i in range(10)]
+    listed = pa.table({"file_path": [f.path for f in data] * 2, "pos": [5] * 10 + list(range(10))})
+    position = replace(old[0], kind=DeleteKind.POSITION, path=put(tmp_path / "p", listed), equality_ids=(), sequence=20)
+    new = equality(tmp_path / "new", (1,), numbered({"id": (1, [0, 7, 11])}), 21)
+    for i, file in enumerate(data):
+        before = (*old[i:], position)
+        ((side, left),) = files.moved(FileChange(file, before, (*before, new)))
+        assert side == LEFT
+        assert left is not None
+        assert np.flatnonzero(left).tolist() == [key for key in (0, 7, 11) if key < i or key == 11]
+    deletes = {name: count for name, count in Counting.opened.items() if name[0] != "f"}
+    assert deletes["p"] == deletes["new"] == reads
+    assert set(deletes.values()) <= set(range(1, reads + 1))
+    assert all(Counting.opened[f"f{i}"] == 2 for i in range(10)), "once for the new delete, once for all others"

@@ -6,16 +6,16 @@ file + deletes ─▶ a mask of dead positions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from polars.selectors import by_name
 from pyiceberg.io import FileIO
@@ -28,7 +28,7 @@ from icefront.core.errors import Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels import vectors
-from icefront.kernels.codes import encode, plain
+from icefront.kernels.codes import encode, groups, plain
 from icefront.kernels.projection import Projector
 from icefront.kernels.vectors import Positions
 
@@ -37,6 +37,8 @@ WINDOWS = 16
 """In how many places of a file rows are looked for; with more it is read as a whole."""
 PAGE_ROWS = 20_000
 """Of how many rows most writers make a page at most."""
+KEPT_BYTES = 128 << 20
+"""How much of the deletes is kept that were read: files that lie together mostly share them."""
 LEFT, CAME = 0, 1
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -91,13 +93,31 @@ class Layout:
         return made
 
 
+class _Kept:
+    """What was read, as far as `KEPT_BYTES` go. What was not asked for longest makes room."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+        self._bytes = 0
+
+    def get(self, key: Any, read: Callable[[], Any]) -> Any:
+        if key in self._values:
+            self._values[key] = self._values.pop(key)
+            return self._values[key]
+        self._values[key] = found = read()
+        self._bytes += found.nbytes
+        while self._bytes > KEPT_BYTES and len(self._values) > 1:
+            self._bytes -= self._values.pop(next(iter(self._values))).nbytes
+        return found
+
+
 @dataclass(frozen=True)
 class Files:
     """Reads files of one table."""
 
     io: FileIO
     layout: Layout
-    _kept: dict[Any, pa.Table] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: _Kept = field(default_factory=_Kept, init=False, repr=False, compare=False)
 
     def rows(self, file: DataEntry, schema: Schema, wanted: Mask | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, each with the position of the first row that it was made of.
@@ -141,11 +161,15 @@ class Files:
             side, deletes = (CAME, change.after) if change.before is None else (LEFT, change.before)
             yield side, ~self.dead(change.file, deletes) if deletes else None
             return
-        # Deletes on both sides hold before and after: what they say cannot differ, and is only needed to tell the rest.
-        before, after = self.dead(change.file, change.before), self.dead(change.file, change.after)
-        if (left := after & ~before).any():
+        shared = {d.key for d in change.before} & {d.key for d in change.after}
+        lost, new = (self.dead(change.file, [d for d in side if d.key not in shared]) for side in (change.before, change.after))
+        if not lost.any() and not new.any():
+            return
+        # What deletes on both sides say cannot differ: rows that they make dead were dead, and stay so.
+        always = self.dead(change.file, [d for d in change.after if d.key in shared])
+        if (left := new & ~lost & ~always).any():
             yield LEFT, left
-        if (came := before & ~after).any():
+        if (came := lost & ~new & ~always).any():
             yield CAME, came
 
     # ── deletes ────────────────────────────────────────────────────────────────────────────
@@ -155,10 +179,16 @@ class Files:
             blob = stream.read(delete.length)
         return vectors.decode(blob)
 
-    def _positions(self, delete: DeleteEntry, path: str) -> Any:
+    def _positions(self, delete: DeleteEntry, path: str) -> Positions:
+        grouped: _ByPath = self._kept.get(delete.key, lambda: self._by_path(delete))
+        return grouped.of(path)
+
+    def _by_path(self, delete: DeleteEntry) -> _ByPath:
         with self._opened(delete.path) as parquet:
             found = parquet.read(columns=["file_path", "pos"])
-        return found.filter(pc.equal(found["file_path"], path))["pos"].to_numpy()
+        paths = found["file_path"].combine_chunks().dictionary_encode()
+        order, starts = groups(paths.indices.to_numpy().astype(np.int64), len(paths.dictionary))
+        return _ByPath(dict(zip(paths.dictionary.to_pylist(), pairwise(starts), strict=True)), found["pos"].to_numpy()[order])
 
     def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
         """Mark the rows whose values in these columns some delete names."""
@@ -170,12 +200,9 @@ class Files:
             dead[start : start + piece.num_rows] |= is_in(_members(piece), _members(named))
 
     def _named(self, schema: Schema, deletes: Sequence[DeleteEntry]) -> pa.Table:
-        """Read the rows that deletes name. Files of one partition are read one after the other, and share them: the last are kept."""
-        key = (tuple(schema.field_ids), tuple(d.key for d in deletes))
-        if key not in self._kept:
-            self._kept.clear()
-            self._kept[key] = pa.concat_tables(self._whole(d, schema) for d in deletes).combine_chunks()
-        return self._kept[key]
+        """Read the rows that deletes name."""
+        shape = str(schema)
+        return pa.concat_tables(self._kept.get((shape, d.key), partial(self._whole, d, schema)) for d in deletes)
 
     def _whole(self, delete: DeleteEntry, schema: Schema) -> pa.Table:
         with self._opened(delete.path) as parquet:
@@ -207,6 +234,22 @@ class Files:
         """Return the values that a migrated file has only in its partition."""
         places = self.layout.identities.get(file.spec_id, {})
         return {i: file.partition[at] for i, at in places.items() if i in schema.field_ids and file.partition[at] is not None}
+
+
+@dataclass(frozen=True)
+class _ByPath:
+    """Positions of dead rows, and which of them are of which file."""
+
+    places: Mapping[str, tuple[int, int]]
+    positions: Positions
+
+    @property
+    def nbytes(self) -> int:
+        return self.positions.nbytes
+
+    def of(self, path: str) -> Positions:
+        begin, end = self.places.get(path, (0, 0))
+        return self.positions[begin:end]
 
 
 @dataclass(frozen=True)
