@@ -210,6 +210,28 @@ def test_a_dropped_column_stays_and_may_not_come_back_as_another(replica: Replic
         replica.follow()
 
 
+@pytest.mark.parametrize("mode", [COPY_ON_WRITE, MERGE_ON_READ])
+@pytest.mark.parametrize("has", [True, False], ids=["a column that it has", "a column that it never had"])
+def test_main_goes_back_over_a_dropped_column(replica: Replica, mode: str, *, has: bool) -> None:
+    """The schema without the column is the first one again, with its number."""
+    replica.create(mode=mode, columns="id bigint NOT NULL, v string")
+    replica.sql("ALTER TABLE T ADD COLUMN n int")
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
+    (first,) = replica.history()
+    if has:
+        replica.follow()
+    replica.sql("ALTER TABLE T DROP COLUMN n")
+    replica.sql("UPDATE T SET v = 'changed' WHERE id = 2")
+    replica.follow()
+    replica.call("rollback_to_snapshot", first)
+    if has:
+        replica.follow()
+        assert {row["id"]: row["n"] for row in replica.lake.rows(replica.target)} == {1: 1, 2: 2, 3: 3}
+        return
+    with pytest.raises(SchemaRefused, match="column n is back with what it held before it was dropped"):
+        replica.follow()
+
+
 def test_partitioning_and_format_of_the_source_may_change(replica: Replica) -> None:
     replica.create(version=1, mode=COPY_ON_WRITE)
     replica.sql("INSERT INTO T VALUES (1, 'a', 1), (2, 'b', 2)")

@@ -196,6 +196,15 @@ def test_a_rollback_takes_the_last_number_and_then_counts_on() -> None:
     assert follow(made([*chain, snapshot(4, 1, 4)], current=4, last=4), 1, "3.0000000002") == [("4.0000000001", 4)]
 
 
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (0, 0, 0)], ids=["numbered", "format 1"])
+def test_a_stage_knows_whether_it_leads_back(numbers: tuple[int, int, int]) -> None:
+    chain = [snapshot(i, i - 1 or None, number) for i, number in enumerate(numbers, 1)]
+    for seen, current, is_back in ((3, 1, True), (1, 3, False), (None, 3, False)):
+        follower = source(Followed(metadata=made(chain, current=current, last=max(numbers))))
+        place = Place(str(follower.metadata.table_uuid), Timestamp(3, 1), seen, 0)
+        assert {stage.is_back for stage in follower._stages(place.position())} == {is_back}
+
+
 def test_format_1_counts_what_was_told() -> None:
     chain = [snapshot(1, None, 0), snapshot(2, 1, 0), snapshot(3, 2, 0)]
     metadata = made(chain, current=3, last=None)
@@ -274,10 +283,10 @@ def column(number: int, name: str, kind: Any = None, **options: Any) -> NestedFi
     return NestedField(number, name, kind or LongType(), required=False, **options)
 
 
-def wished(before: Schema, after: Schema, target: Schema, *others: Schema) -> list[tuple[Any, ...]]:
+def wished(before: Schema, after: Schema, target: Schema, *others: Schema, is_back: bool = False) -> list[tuple[Any, ...]]:
     schemas = {s.schema_id: s.model_dump_json() for s in (before, after, *others)}
     reader = IcebergReader("lake.t.source", Layout(schemas, 3), {}, "", ("id",))
-    piece = Piece(Timestamp(1), 7, before.schema_id, after.schema_id)
+    piece = Piece(Timestamp(1), 7, before.schema_id, after.schema_id, is_back=is_back)
     return [(wish.column, wish.type, wish.widens, wish.former) for wish in reader._wishes(piece, target)]
 
 
@@ -319,3 +328,12 @@ def test_what_a_schema_change_asks_for(after: Schema, target: Schema, wishes: li
 def test_what_would_make_old_rows_differ_is_refused(after: Schema, target: Schema, fact: str) -> None:
     with pytest.raises(SchemaRefused, match=fact):
         wished(BEFORE, after, target, columns(ID, column(9, "was"), number=2))
+
+
+def test_a_column_that_comes_back_with_its_values_is_refused_unless_the_target_has_them() -> None:
+    """Rows that did not change are not read again. A schema that is there once more has its old number."""
+    after = columns(ID, column(2, "a"), column(3, "n"), number=1)
+    with pytest.raises(SchemaRefused, match="column n is back with what it held"):
+        wished(BEFORE, after, columns(ID, column(5, "a")), is_back=True)
+    assert wished(BEFORE, after, columns(ID, column(5, "a"), column(6, "n")), is_back=True) == []
+    assert wished(BEFORE, after, columns(ID, column(5, "a"))) == [("n", "long", None, None)]

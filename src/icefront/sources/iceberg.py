@@ -171,7 +171,8 @@ class IcebergSource:
 
     def _piece(self, stage: Stage) -> Piece:
         before = stage.before.schema if stage.before else None
-        return Piece(stage.at, stage.after.snapshot, before, stage.after.schema, tuple(self._file_changes(stage)))
+        changes = tuple(self._file_changes(stage))
+        return Piece(stage.at, stage.after.snapshot, before, stage.after.schema, changes, is_back=stage.is_back)
 
     def _file_changes(self, stage: Stage) -> Sequence[FileChange]:
         if stage.files is not None and stage.snapshot is not None:

@@ -42,13 +42,17 @@ _STAMPS = [(OP, pa.int8()), (WALL, pa.int64()), (LOGICAL, pa.int32()), (ORDER, p
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some file changes of one stage, with the ids of the schemas before (None: nothing was told yet) and after it."""
+    """Some file changes of one stage, with the ids of the schemas before (None: nothing was told yet) and after it.
+
+    `is_back`: it leads to a state that is older than the one before.
+    """
 
     at: Timestamp
     snapshot: int | None
     before: int | None
     schema: int
     changes: tuple[FileChange, ...] = ()
+    is_back: bool = False
 
     @property
     def meets(self) -> bool:
@@ -164,6 +168,8 @@ class IcebergReader:
             former = None
             if before is not None:
                 former = self._former_name(field, before, known, where)
+                if piece.is_back and field.field_id not in before.field_ids and field.name not in known:
+                    raise _refused(where, f"column {field.name} is back with what it held before it was dropped")
             kind = print_type(field.field_type)
             if field.name not in known:
                 yield Wish(field.name, kind, where, former=former)

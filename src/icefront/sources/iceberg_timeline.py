@@ -79,6 +79,14 @@ class Stage:
     snapshot: Snapshot | None
     files: range | None = None
 
+    @property
+    def is_back(self) -> bool:
+        """Say whether it leads to a state that is older than the one before."""
+        if self.parent is None or self.snapshot is None:
+            return False
+        now, then = ((s.sequence_number or 0, s.timestamp_ms) for s in (self.snapshot, self.parent))
+        return now < then
+
 
 @dataclass(frozen=True)
 class Timeline:
