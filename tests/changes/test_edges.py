@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimeType
 
 from icefront.changes import changes
+from icefront.core.errors import ConfigError, IcefrontError
 from icefront.iceberg import history
 from icefront.iceberg.java import Gateway
 from icefront.iceberg.view import View
@@ -229,6 +232,27 @@ def test_a_column_with_an_initial_default(spark: Any, table: str, mode: str) -> 
     ]
     for pair, step in zip(((first, second), (second, third), (first, third)), steps, strict=True):
         assert verify(spark, table, *pair, step, 3) == []
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_a_column_of_no_type(spark: Any, table: str, mode: str) -> None:
+    create(spark, table, mode=mode, columns="id bigint, u void")
+    spark.sql(f"INSERT INTO {table} VALUES (1, NULL), (2, NULL), (3, NULL)")
+    spark.sql(f"UPDATE {table} SET id = 4 WHERE id = 1")
+    first, second = snapshots(spark, table)
+    assert kinds(check(spark, table, first, second)) == {"DELETE": 1, "INSERT": 1}
+
+
+def test_columns_of_types_that_cannot_be_shown(spark: Any, table: str) -> None:
+    create(spark, table, columns="id bigint, v variant")
+    with pytest.raises(ConfigError, match='column v of .* has type "variant"'):
+        changes(spark, table)
+    for kind in (TimeType(), TimestampNanoType()):
+        other = f"{table}_{kind}"
+        schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "at", kind, required=False))
+        Gateway(spark).create(other, schema.model_dump_json(), {"format-version": "3"}, None)
+        with pytest.raises(IcefrontError, match=r"(?i)spark does not support|cannot convert unsupported type|not supported"):
+            changes(spark, other)
 
 
 def test_back_over_a_widening(spark: Any, table: str) -> None:

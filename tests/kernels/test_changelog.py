@@ -112,3 +112,17 @@ def test_members_of_structs_are_keys() -> None:
     ids = changelog.hashes(table(schema, left), [("s", "a.b", "id")])
     assert (ids == changelog.hashes(table(schema, came), [("s", "a.b", "id")])).all()
     assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null())], ids=str)
+def test_columns_that_hold_nothing_are_equal(kind: pa.DataType) -> None:
+    schema = pa.schema([("id", pa.int64()), ("u", kind)])
+    found = cancel(Diff(table(schema, [(1, None), (2, None)]), table(schema, [(3, None), (2, None)])))
+    assert changes(found, [("u",)])["_change_type"].to_pylist() == ["UPDATE_BEFORE", "UPDATE_AFTER"]
+
+
+def test_nanoseconds_count() -> None:
+    schema = pa.schema([("at", pa.timestamp("ns", "UTC"))])
+    found = cancel(Diff(table(schema, [(1_000,), (1_001,)]), table(schema, [(1_001,), (1_002,)])))
+    assert found.left["at"].cast(pa.int64()).to_pylist() == [1_000]
+    assert found.came["at"].cast(pa.int64()).to_pylist() == [1_002]

@@ -17,7 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema
 from pyiceberg.schema import Schema
-from pyiceberg.types import NestedField, StringType, StructType, TimestampType, TimestamptzType
+from pyiceberg.types import (
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    UnknownType,
+)
 
 from icefront.core.errors import Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
@@ -272,3 +282,29 @@ def test_deletes_are_read_once_however_many_files_they_are_on(
     assert deletes["p"] == deletes["new"] == reads
     assert set(deletes.values()) <= set(range(1, reads + 1))
     assert all(Counting.opened[f"f{i}"] == 2 for i in range(10)), "once for the new delete, once for all others"
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_nanoseconds_of_format_3_are_kept(tmp_path: Path, zone: str | None) -> None:
+    kind = pa.timestamp("ns", zone)
+    rows = pa.table([pa.array([1, 1_001], kind)], pa.schema([pa.field("at", kind, metadata=ident(1))]))
+    path = tmp_path / "nanos.parquet"
+    pq.write_table(rows, path)
+    schema = Schema(NestedField(1, "at", TimestamptzNanoType() if zone else TimestampNanoType(), required=False))
+    files = Files(PyArrowFileIO({}), Layout({0: schema.model_dump_json()}, 3))
+    entry = DataEntry(str(path), "parquet", 0, (), sequence=1, records=2, size=1)
+    for wanted in (None, np.array([False, True])):
+        found = pa.Table.from_batches(batch for _, batch in files.rows(entry, schema, wanted))["at"]
+        assert found.type == kind
+        assert found.cast(pa.int64()).to_pylist() == [1, 1_001][-found.length() :]
+
+
+def test_a_column_of_no_type_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "none.parquet"
+    put(path, numbered({"id": (1, [1, 2])}))
+    schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "u", UnknownType(), required=False))
+    files = Files(PyArrowFileIO({}), Layout({0: schema.model_dump_json()}, 3))
+    entry = DataEntry(str(path), "parquet", 0, (), sequence=1, records=2, size=1)
+    for wanted in (None, np.array([True, True])):
+        found = pa.Table.from_batches(batch for _, batch in files.rows(entry, schema, wanted))
+        assert found.to_pylist() == [{"id": 1, "u": None}, {"id": 2, "u": None}]

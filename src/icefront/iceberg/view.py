@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import NestedField, PrimitiveType
 
 from icefront.core.errors import ConfigError
 from icefront.iceberg import history, lineage, statediff
@@ -52,7 +54,7 @@ class View:
         """Take a table as some metadata of it says. `io_properties` win over those that the catalog gives."""
         from icefront.spark.manifests import read_in_spark  # noqa: PLC0415 — Spark is an extra, and slow to import
 
-        parsed = TableMetadataUtil.parse_raw(table.metadata_json(metadata))
+        parsed = _parsed(table.name, table.metadata_json(metadata))
         io = {**table.io_properties(), **(io_properties or {})}
         return cls(table.name, parsed, io, read_in_spark(table.gateway.spark, io, parsed.location))
 
@@ -134,6 +136,28 @@ class View:
                 "choose other keys, or upgrade the table",
             )
         return True
+
+
+def _parsed(table: str, text: str) -> TableMetadata:
+    """Read metadata; a column of a type that PyIceberg does not know is named."""
+    try:
+        return TableMetadataUtil.parse_raw(text)
+    except ValidationError:
+        for column in (column for schema in json.loads(text)["schemas"] for column in schema["fields"]):
+            if not _is_known(column):
+                raise ConfigError(
+                    f"column {column['name']} of {table} has type {json.dumps(column['type'])}, which is not supported",
+                    "drop the column, and expire the snapshots and schemas that have it",
+                ) from None
+        raise
+
+
+def _is_known(column: Mapping[str, Any]) -> bool:
+    try:
+        NestedField.model_validate(column)
+    except (ValidationError, ValueError):
+        return False
+    return True
 
 
 @contextmanager

@@ -123,6 +123,8 @@ def _same(one: pa.Table, other: pa.Table) -> Mask:
     same = np.ones(one.num_rows, bool)
     for name in one.column_names:
         mine, theirs = one[name], other[name]
+        if pa.types.is_null(mine.type):
+            continue
         if pa.types.is_nested(mine.type):
             both = encode([pa.chunked_array([*mine.chunks, *theirs.chunks], mine.type)])[0]
             same &= both[: len(mine)] == both[len(mine) :]
