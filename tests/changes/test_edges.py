@@ -245,7 +245,7 @@ def test_a_column_of_no_type(spark: Any, table: str, mode: str) -> None:
 
 def test_columns_of_types_that_cannot_be_shown(spark: Any, table: str) -> None:
     create(spark, table, columns="id bigint, v variant")
-    with pytest.raises(ConfigError, match='column v of .* has type "variant"'):
+    with pytest.raises(ConfigError, match=r'column v of .* has type "variant"'):
         changes(spark, table)
     for kind in (TimeType(), TimestampNanoType()):
         other = f"{table}_{kind}"
