@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from icefront.core.errors import FrontierGap, Overcompacted, SchemaRefused, Sour
 from icefront.core.marks import START, Position
 from icefront.core.ports import OP, ORDER, WALL, Report
 from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.iceberg.live import DataEntry
+from icefront.iceberg.statediff import FileChange
 from icefront.iceberg.view import View
 from icefront.kernels.datafiles import Layout
+from icefront.sources import iceberg_reader
 from icefront.sources.iceberg import IcebergSource
-from icefront.sources.iceberg_reader import IcebergReader, Piece
+from icefront.sources.iceberg_reader import SMALLEST, IcebergReader, Piece, _piece, plan
 from icefront.sources.iceberg_timeline import Place, batches
 from tests.replica.metadata import TableMetadata, made
 
@@ -242,6 +245,33 @@ def test_batches_hold_every_file_once_and_end_the_same_wherever_one_begins(sizes
     assert len(found) >= 1
     if begin < len(found):
         assert list(batches(sizes, found[begin].start, limit)) == found[begin:]
+
+
+def change(number: int, size: int) -> FileChange:
+    return FileChange(DataEntry(f"{number:06}", "parquet", 0, (), sequence=1, records=1, size=size), None, ())
+
+
+def test_splits_hold_every_file_once_up_to_their_size() -> None:
+    found = [change(i, size) for i, size in enumerate([10, 20, 40, 5, SMALLEST, 1])]
+    piece = Piece(Timestamp(1), 7, 0, 0, tuple(reversed(found)))
+    splits = plan([piece, Piece(Timestamp(2), 8, 0, 0), Piece(Timestamp(3), 9, 0, 1)], SMALLEST, 1)
+    assert [(s.number, s.bytes) for s in splits] == [(0, 75), (1, SMALLEST), (2, 1), (3, 0)]
+    told = [_piece(split) for split in splits]
+    assert [c.file.path for p in told for c in p.changes] == [c.file.path for c in found]
+    assert [p.snapshot for p in told] == [7, 7, 7, 9], "a stage with neither rows nor another schema has none"
+
+
+def test_planning_looks_at_each_file_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many one split has: it was copied for each of its files."""
+    copied: list[int] = []
+
+    def watched(made: Any, **told: Any) -> Any:
+        copied.append(len(told.get("changes", ())))
+        return replace(made, **told)
+
+    monkeypatch.setattr(iceberg_reader, "replace", watched)
+    plan([Piece(Timestamp(1), 7, 0, 0, tuple(change(i, 1) for i in range(500)))], SMALLEST, 1)
+    assert sum(copied) <= 500
 
 
 # ── keeping ────────────────────────────────────────────────────────────────────────────────

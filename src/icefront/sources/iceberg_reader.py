@@ -66,26 +66,31 @@ def plan(pieces: Sequence[Piece], split_bytes: int, parallelism: int) -> tuple[S
 
     Changes of one partition stay together: what a rewritten file carries over is then found where it is read.
     """
-    splits: list[tuple[int, Piece]] = []
-    for piece in pieces:
-        total = sum(change.bytes for change in piece.changes)
-        room = 0
-        if not piece.changes and piece.before != piece.schema:
-            # Also without rows: what a column is called now must be known before its next change.
-            splits.append((0, piece))
-        limit = split_bytes if piece.meets else max(SMALLEST, min(split_bytes, -(-total // max(1, parallelism))))
-        for change in sorted(piece.changes, key=_place):
-            if change.bytes > room:
-                splits.append((0, replace(piece, changes=())))
-                room = limit
-            room -= change.bytes
-            so_far, known = splits[-1]
-            splits[-1] = so_far + change.bytes, replace(known, changes=(*known.changes, _lean(change)))
+    splits = [(piece, part) for piece in pieces for part in _parts(piece, split_bytes, parallelism)]
     return tuple(_split(number, *split) for number, split in enumerate(splits))
 
 
-def _split(number: int, bytes_: int, piece: Piece) -> Split:
-    return Split(number, bytes_, base64.b85encode(pickle.dumps(piece)).decode())
+def _parts(piece: Piece, split_bytes: int, parallelism: int) -> list[list[FileChange]]:
+    if not piece.changes:
+        # Also without rows: what a column is called now must be known before its next change.
+        return [[]] if piece.before != piece.schema else []
+    sized = [(change.bytes, change) for change in sorted(piece.changes, key=_place)]
+    total = sum(size for size, _ in sized)
+    limit = split_bytes if piece.meets else max(SMALLEST, min(split_bytes, -(-total // max(1, parallelism))))
+    parts: list[list[FileChange]] = []
+    room = 0
+    for size, change in sized:
+        if not parts or size > room:
+            parts.append([])
+            room = limit
+        room -= size
+        parts[-1].append(change)
+    return parts
+
+
+def _split(number: int, piece: Piece, part: Sequence[FileChange]) -> Split:
+    work = replace(piece, changes=tuple(map(_lean, part)))
+    return Split(number, sum(change.bytes for change in part), base64.b85encode(pickle.dumps(work)).decode())
 
 
 def _place(change: FileChange) -> tuple[int, str, str]:
