@@ -177,7 +177,7 @@ class Files:
         with self.io.new_input(delete.path).open() as stream:
             stream.seek(delete.offset or 0)
             blob = stream.read(delete.length)
-        return vectors.decode(blob)
+        return vectors.decode(blob, delete.path)
 
     def _positions(self, delete: DeleteEntry, path: str) -> Positions:
         grouped: _ByPath = self._kept.get(delete.key, lambda: self._by_path(delete))

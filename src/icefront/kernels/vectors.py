@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,27 +18,33 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
+from icefront.core.errors import Stopped
 from icefront.version import __version__
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 _MAGIC = b"\xd1\xd3\x39\x64"
 _PUFFIN = b"PFA1"
-_FRAME = 8  # before the bitmap: its length and the magic number, four bytes each
-_CRC = 4
+_LENGTH = _CRC = 4
 _POSITION_FIELD = 2147483645  # reserved by the specification: the position of a row in its file
 
 
 def encode(positions: Positions) -> bytes:
     """Write positions as one vector."""
-    bitmap = BitMap64(positions.tolist())
+    # Of all that it takes this is the fastest, by far, and makes no object per position.
+    bitmap = BitMap64(array("Q", positions.astype(np.uint64).tobytes()))
     bitmap.run_optimize()
     body = _MAGIC + bitmap.serialize()
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
-def decode(vector: bytes) -> Positions:
-    """Read the positions of a vector."""
-    return np.asarray(BitMap64.deserialize(vector[_FRAME:-_CRC]).to_array(), np.int64)
+def decode(vector: bytes, path: str) -> Positions:
+    """Read the positions of a vector of a file."""
+    body = vector[_LENGTH:-_CRC]
+    if vector[:_LENGTH] != struct.pack(">I", len(body)) or vector[-_CRC:] != struct.pack(">I", zlib.crc32(body)):
+        raise Stopped(f"the deletion vector in {path} is damaged: its length or checksum is another", "restore the file")
+    if body[: len(_MAGIC)] != _MAGIC:
+        raise Stopped(f"the deletion vector in {path} begins with {body[: len(_MAGIC)]!r}, not {_MAGIC!r}", "restore the file")
+    return np.asarray(BitMap64.deserialize(body[len(_MAGIC) :]).to_array(), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
