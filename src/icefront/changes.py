@@ -7,6 +7,7 @@ file by file, planned from metadata alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icefront.core.errors import ConfigError
@@ -16,6 +17,8 @@ from icefront.iceberg.view import View
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_KINDS = ("DELETE", "UPDATE_BEFORE", "UPDATE_AFTER", "INSERT")
 
 
 def changes(
@@ -70,3 +73,42 @@ def changes(
         lineage=frozenset(s.ordinal for s in steps if s.ordinal in planned and lineage.tells(s, planned[s.ordinal])),
     )
     return read_changes(spark, plan, planned)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Changes, and the ids of the snapshots that they lead from and to; where row ids pair images, `keys` is None."""
+
+    begin: int | None
+    end: int | None
+    frame: DataFrame
+    keys: Sequence[tuple[str, ...]] | None
+
+    def in_order(self) -> DataFrame:
+        """Sort changes so that the images of an update are side by side; but for those by row id every run sorts the same."""
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 — Spark is an extra, and slow to import
+
+        if self.keys is None:
+            # Nobody sees those ids: workers leave images side by side.
+            return self.frame.orderBy("_change_ordinal", F.monotonically_increasing_id())
+        kind = F.array_position(F.array(*map(F.lit, _KINDS)), F.col("_change_type"))
+        # Spark orders no maps.
+        rest = [(field.name,) for field in self.frame.schema.fields if "map<" not in field.dataType.simpleString()]
+        keys, others = ([F.col(_quoted(path)) for path in paths] for paths in (self.keys, rest))
+        return self.frame.orderBy("_change_ordinal", *keys, kind, *others)
+
+
+def _quoted(path: Sequence[str]) -> str:
+    return ".".join(f"`{name.replace('`', '``')}`" for name in path)
+
+
+def tell(spark: SparkSession, table: str, begin: Name | None, end: Name | None, *, keys: Sequence[str] | None, net: bool) -> Told:
+    """Read changes, and say between which snapshots: looked up again, a name may mean another one."""
+    view = View.of(spark, table)
+    first = history.find(table, view.metadata, begin) if begin is not None else None
+    last = history.find(table, view.metadata, end)
+    first_id, last_id = (snapshot.snapshot_id if snapshot else None for snapshot in (first, last))
+    schema = history.schema_of(view.metadata, last)
+    paths = [history.path(schema.fields, key) for key in view.key_ids(schema, keys)]
+    found = changes(spark, table, first_id, last_id, keys=keys, net=net)
+    return Told(first_id, last_id, found, None if view.is_by_row_id(schema, keys) else paths)

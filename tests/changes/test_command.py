@@ -30,6 +30,14 @@ def test_changes_of_the_sample_pipeline(tmp_path: Path) -> None:
     assert told["changes"][0]["_change_type"] == "INSERT"
     assert {"id", "_change_ordinal", "_commit_snapshot_id", "_commit_timestamp"} <= told["changes"][0].keys()
 
+    last = told["changes"][0]["_commit_snapshot_id"]
+    for end in (str(last), "main"):
+        until = icefront(tmp_path, "changes", table, "--to", end, "--limit", "3", "--verify", "--keys", "id", "--json")
+        assert until.returncode == 0, until.stderr
+        assert json.loads(until.stdout)["changes"] == told["changes"]
+    after = icefront(tmp_path, "changes", table, "--from", "main", "--to", "2100-01-01T00:00:00", "--json")
+    assert json.loads(after.stdout) == {"changes": [], "more": False}, after.stderr
+
     printed = icefront(tmp_path, "changes", table, "--net", "--limit", "2")
     assert printed.returncode == 0, printed.stderr
     header, *rows = printed.stdout.splitlines()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import decimal
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +20,26 @@ from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IntegerType,
     LongType,
     NestedField,
+    PrimitiveType,
     StringType,
     StructType,
     TimestampNanoType,
     TimestampType,
     TimestamptzNanoType,
     TimestamptzType,
+    TimeType,
     UnknownType,
+    UUIDType,
 )
 
 from icefront.core.errors import Stopped
@@ -308,3 +321,34 @@ def test_a_column_of_no_type_is_null(tmp_path: Path) -> None:
     for wanted in (None, np.array([True, True])):
         found = pa.Table.from_batches(batch for _, batch in files.rows(entry, schema, wanted))
         assert found.to_pylist() == [{"id": 1, "u": None}, {"id": 2, "u": None}]
+
+
+IN_PARTITIONS: list[tuple[PrimitiveType, Any, Any]] = [
+    (BooleanType(), True, True),
+    (IntegerType(), 3, 3),
+    (LongType(), 2**40, 2**40),
+    (FloatType(), 1.5, 1.5),
+    (DoubleType(), -0.0, -0.0),
+    (DecimalType(10, 2), decimal.Decimal("1.50"), decimal.Decimal("1.50")),
+    (DateType(), 19_000, date(2022, 1, 8)),
+    (TimeType(), 5, time(0, 0, 0, 5)),
+    (TimestampType(), 10**15, datetime(2001, 9, 9, 1, 46, 40)),  # noqa: DTZ001 — a timestamp without a zone is meant
+    (TimestamptzType(), 10**15, datetime(2001, 9, 9, 1, 46, 40, tzinfo=ZoneInfo("UTC"))),
+    (StringType(), "ä", "ä"),
+    (UUIDType(), UUID(int=7), UUID(int=7)),
+    (FixedType(3), b"abc", b"abc"),
+    (BinaryType(), b"ab", b"ab"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "shown"), IN_PARTITIONS, ids=[str(kind) for kind, _, _ in IN_PARTITIONS])
+def test_values_that_a_migrated_file_has_only_in_its_partition(tmp_path: Path, kind: Any, value: Any, shown: Any) -> None:
+    path = tmp_path / "migrated.parquet"
+    pq.write_table(pa.table({"id": [1, 2, 3]}), path)
+    schema = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "c", kind, required=False))
+    mapping = '[{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["c"]}]'
+    files = Files(PyArrowFileIO({}), Layout({0: schema.model_dump_json()}, 2, {0: {2: 0}}, name_mapping=mapping))
+    entry = DataEntry(str(path), "parquet", 0, (value,), sequence=1, records=3, size=1)
+    for wanted in (None, np.array([False, True, False])):
+        found = [row for _, batch in files.rows(entry, schema, wanted) for row in batch.to_pylist()]
+        assert [repr(row) for row in found] == [repr({"id": i, "c": shown}) for i in ((1, 2, 3) if wanted is None else (2,))]

@@ -74,6 +74,21 @@ def test_verify_compares_a_replica_with_its_source_at_its_frontier(replica: Repl
 
 
 @pytest.mark.spark
+def test_of_rows_with_one_key_a_replica_holds_one_or_none(replica: Replica) -> None:
+    """As documented: a deleted row is told by its key, and takes its namesakes with it."""
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1), (1, 'b', 2), (2, 'c', 3)")
+    pipeline = replica.pipeline()
+    replica.lake.run(pipeline)
+    assert sorted(row["id"] for row in replica.lake.rows(replica.target)) == [1, 2]
+    replica.sql("DELETE FROM T WHERE v = 'a'")
+    replica.lake.run(pipeline)
+    assert [row["id"] for row in replica.lake.rows(replica.target)] == [2]
+    (now,) = replicas.verify(pipeline, replica.spark, replicas.points(pipeline))
+    assert (now.equal, now.expected, now.rows) == (False, 2, 1)
+    assert now.difference.missing == [{"id": 1, "v": "b", "n": 2}]
+
+
+@pytest.mark.spark
 def test_a_replica_that_began_later_is_not_its_source(replica: Replica) -> None:
     replica.sql("INSERT INTO T VALUES (1, 'a', 1)")
     pipeline = replica.pipeline({"start": "latest"})

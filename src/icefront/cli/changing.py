@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from icefront import api
+from icefront.changes import tell
 from icefront.cli import show
 from icefront.cli.sessions import start_project
 from icefront.proof.changelog import Difference, verify
@@ -56,10 +56,10 @@ def _look(
     proof: bool,
     limit: int,
 ) -> tuple[list[dict[str, Any]], bool, Sequence[Difference]]:
-    found = api.changes(spark, table, begin, end, keys=keys, net=net)
-    first = found.orderBy("_change_ordinal").limit(limit + 1).collect()
-    differences = verify(spark, table, begin, end, found, SHOWN_DIFFERENCES) if proof else ()
-    return [row.asDict(recursive=True) for row in first[:limit]], len(first) > limit, differences
+    told = tell(spark, table, begin, end, keys=keys, net=net)
+    shown = told.in_order().limit(limit + 1).collect()
+    differences = verify(spark, table, told.begin, told.end, told.frame, SHOWN_DIFFERENCES) if proof else ()
+    return [row.asDict(recursive=True) for row in shown[:limit]], len(shown) > limit, differences
 
 
 def _print(rows: Sequence[dict[str, Any]], differences: Sequence[Difference], *, more: bool, proof: bool) -> None:

@@ -53,7 +53,10 @@ def _text(written: Schema, schema: Schema) -> Column:
     """Print rows in the columns of a schema, found by their ids."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 — Spark is an extra, and slow to import
 
-    return printed([(column, None) for column in _members(lambda name: F.col(f"`{name}`"), written.fields, schema.fields)])
+    def column(name: str) -> Column:
+        return F.col(f"`{name.replace('`', '``')}`")
+
+    return printed([(found, None) for found in _members(column, written.fields, schema.fields)])
 
 
 def _members(member: Callable[[str], Column], written: Sequence[NestedField], wanted: Sequence[NestedField]) -> Iterator[Column]:
