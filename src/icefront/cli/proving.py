@@ -135,6 +135,8 @@ def _summary(report: Report) -> None:
     show.say(f"runs were hurt at: {places or 'no failpoint'}")
     show.say(f"{report.changes:,} changes in {report.scenes} scenes and {report.lives} lives of runs: {_numbers(report)}")
     show.say(f"engines: {', '.join(report.engines) or 'none got to the end'}{_only_spark(report)}")
+    if report.blind:
+        show.say(f"{report.blind:,} looks without staged files: the state file was damaged at that moment")
     for violation in report.violations:
         show.say(f"VIOLATION  {violation}")
     if report.violations:
