@@ -30,7 +30,7 @@ def test_changes_of_the_sample_pipeline(tmp_path: Path) -> None:
     assert told["changes"][0]["_change_type"] == "INSERT"
     assert {"id", "_change_ordinal", "_commit_snapshot_id", "_commit_timestamp"} <= told["changes"][0].keys()
 
-    last = told["changes"][0]["_commit_snapshot_id"]
+    last = told["changes"][-1]["_commit_snapshot_id"]
     for end in (str(last), "main"):
         until = icefront(tmp_path, "changes", table, "--to", end, "--limit", "3", "--verify", "--keys", "id", "--json")
         assert until.returncode == 0, until.stderr
