@@ -42,7 +42,18 @@ class Figure:
 
     def row(self) -> str:
         span = "" if self.least is None or self.greatest is None else f"{_show(self.least)} – {_show(self.greatest)}"
-        return f"| {self.what} | {_show(self.value)} {self.unit} | {span} | {self.goal} |"
+        return f"| {self.what} | {_show(self.value)} {self.unit} | {span} | {self.goal}{' (**missed**)' if self.misses else ''} |"
+
+    @property
+    def misses(self) -> bool:
+        """Say whether the goal is a bound, and the median is on its wrong side."""
+        match self.goal.replace(",", " ").split():
+            case ["at", "least", bound, *_]:
+                return self.value < float(bound)
+            case ["at", "most", bound, *_]:
+                return self.value > float(bound)
+            case _:
+                return False
 
 
 @dataclass(frozen=True)
