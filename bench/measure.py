@@ -94,6 +94,10 @@ class Rounds:
         """Compare two contenders within each round."""
         return Spread.of([r[over].seconds / r[under].seconds for r in self.kept])
 
+    def amortised(self, over: str, under: str) -> float:
+        """Compare what two contenders took in all rounds together: where one of them has rounds that pay for others."""
+        return sum(r[over].seconds for r in self.kept) / sum(r[under].seconds for r in self.kept)
+
     def cpu(self, name: str) -> float:
         return statistics.median(r[name].cpu for r in self.kept)
 

@@ -267,7 +267,8 @@ def report(
         Figure.of("settle / bare pyarrow", settling.ratio("settle", "floor"), "×", "at most 3"),
         Figure.of(f"{form.together} epochs with their upkeep", against.seconds("ours"), "s"),
         Figure.of(f"{form.together} × MERGE INTO", against.seconds("MERGE"), "s"),
-        Figure.of("MERGE INTO / ours, all in", against.ratio("MERGE", "ours"), "×", "at least 5"),
+        # A compaction is in few rounds, and pays for all of them: a median would not see it.
+        Figure("MERGE INTO / ours, all rounds together", against.amortised("MERGE", "ours"), "×", goal="at least 5"),
         Figure.of("reading afterwards, ours", reading.seconds("ours"), "s"),
         Figure.of("reading afterwards, merged and compacted", reading.seconds("merged"), "s"),
         Figure.of("reading afterwards: ours / merged", reading.ratio("ours", "merged"), "×", "at most 1.2"),
