@@ -18,8 +18,11 @@ from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.rewriting import Rewriter
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
+from icefront.settings.upkeep import Upkeep
 from icefront.upkeep import compact as compacting
 from icefront.upkeep.compact import Compacted, compact, next_batch, order, worst_first
+from icefront.upkeep.hands import SparkHands
+from icefront.upkeep.need import Kind
 from icefront.upkeep.settle import settle
 from tests.changes.oracle import spelled
 from tests.changes.streaming import Streaming
@@ -148,6 +151,52 @@ def test_what_rows_are_sorted_by(spark: Any, table: str) -> None:
     assert order(View.of(spark, table), "auto") == (), "its own"
     check(spark, table, everything=True)
     assert [row.v for row in spark.table(table).collect()] == sorted((f"v{i}" for i in range(10)), reverse=True)
+
+
+def test_what_becomes_one_file_is_packed_and_not_sorted_by_key(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To sort it would cost twice as much, and its range of keys would be the same."""
+    create(spark, table, columns="id bigint NOT NULL, v string, n int")
+    spark.sql(f"ALTER TABLE {table} SET IDENTIFIER FIELDS id")
+    made = []
+    private = Rewriter._private
+
+    class Counted:
+        def __init__(self, name: str, runner: Any) -> None:
+            self.name, self.runner = name, runner
+
+        def rewrite(self, group: Any) -> Any:
+            made.append(self.name)
+            return self.runner.rewrite(group)
+
+    monkeypatch.setattr(Rewriter, "_private", lambda self, name, arguments: Counted(name, private(self, name, arguments)))
+    packed, sorted_ = "SparkBinPackFileRewriteRunner", "SparkSortFileRewriteRunner"
+    for sort, expected in (("auto", packed), ("off", packed), (["id"], sorted_)):
+        fill(spark, table)
+        check(spark, table, sort=sort)
+        assert made.pop() == expected, sort
+    spark.sql(f"ALTER TABLE {table} WRITE ORDERED BY v")
+    fill(spark, table)
+    check(spark, table)
+    assert made == [sorted_], "the table's own order is kept in each file"
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_cycle_of_compaction_settles_first(spark: Any, table: str, settles: Any) -> None:
+    create(spark, table)
+    fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}, {"id": 41}])
+    expected = rows(spark, table)
+    terms = Upkeep.model_validate({"settle": "auto" if settles else "off", "compact": {"files": 2}}).terms
+    hands = SparkHands(spark, list, terms)
+    health = hands.measure(table)
+    assert health is not None
+    assert health.equality_files == 1
+    done = hands.work(Kind.COMPACT, table, health)
+    told = [s.summary and s.summary["icefront.upkeep"] for s in View.of(spark, table).metadata.snapshots[-2:]]
+    assert told == (["settle", "compact"] if settles else ["compact", "compact"])
+    assert done.facts["files_after"] == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert rows(spark, table) == expected
+    assert deletes(spark, table) == {}
 
 
 @pytest.mark.parametrize("partitioned", ["n", "bucket(2, id)"])

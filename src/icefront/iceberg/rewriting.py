@@ -29,12 +29,25 @@ class Group:
     planned: JavaObject
     files: int
     bytes: int
+    becomes: int
+    """Files, about."""
 
 
 class Rewriter:
-    """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are."""
+    """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are.
 
-    def __init__(self, spark: SparkSession, table: JavaTable, options: Mapping[str, str], columns: Sequence[str] | None) -> None:
+    `between`: what becomes one file is not ordered, since that would be for nothing but which file a row is in.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: JavaTable,
+        options: Mapping[str, str],
+        columns: Sequence[str] | None,
+        *,
+        between: bool = False,
+    ) -> None:
         self._gateway = table.gateway
         self._table = table
         self._options = self._gateway.string_map(options)
@@ -44,11 +57,11 @@ class Rewriter:
         # As Iceberg's action has it: adaptive execution would change the partitioning of what is written.
         session = self._gateway.session.cloneSession()
         session.conf().set("spark.sql.adaptive.enabled", "false")
-        arguments = [session, table.table, *([] if columns is None else [self._order(columns)])]
-        self._runner = self._private(
-            "SparkBinPackFileRewriteRunner" if columns is None else "SparkSortFileRewriteRunner", arguments
+        self._packing = self._private("SparkBinPackFileRewriteRunner", [session, table.table])
+        self._sorting = (
+            None if columns is None else self._private("SparkSortFileRewriteRunner", [session, table.table, self._order(columns)])
         )
-        self._runner.init(self._gateway.string_map({}))
+        self._between = between
         self._planned_at: JavaObject = None
 
     def _order(self, columns: Sequence[str]) -> JavaObject:
@@ -61,7 +74,7 @@ class Rewriter:
         return order.build()
 
     def _private(self, name: str, arguments: Sequence[JavaObject]) -> JavaObject:
-        """Make an object of a class that Iceberg has for itself: its action makes it the same way."""
+        """Make a runner of a class that Iceberg has for itself: its action makes it the same way."""
         kind = self._table.table.getClass().getClassLoader().loadClass(_RUNNERS + name)
         constructor = next(c for c in kind.getDeclaredConstructors() if c.getParameterCount() == len(arguments))
         constructor.setAccessible(True)
@@ -69,7 +82,9 @@ class Rewriter:
         given = self._gateway.spark.sparkContext._gateway.new_array(jvm.java.lang.Object, len(arguments))  # noqa: SLF001
         for place, argument in enumerate(arguments):
             given[place] = argument
-        return constructor.newInstance(given)
+        made = constructor.newInstance(given)
+        made.init(self._gateway.string_map({}))
+        return made
 
     def plan(self) -> list[Group]:
         """Find what is worth rewriting in the table as it is now."""
@@ -81,7 +96,7 @@ class Rewriter:
         planner.init(self._options)
         groups = call(lambda: self._lists.newArrayList(planner.plan().groups()))
         found = (groups.get(place) for place in range(groups.size()))
-        return [Group(group, group.inputFileNum(), group.inputFilesSizeInBytes()) for group in found]
+        return [Group(group, group.inputFileNum(), group.inputFilesSizeInBytes(), group.expectedOutputFiles()) for group in found]
 
     def others_committed(self, ours: Collection[int]) -> bool:
         """Say whether there is a snapshot since the planned one that is not among ours."""
@@ -96,8 +111,10 @@ class Rewriter:
 
     def write(self, group: Group) -> None:
         """Write a group's live rows into new files; nothing is committed yet."""
+        unsorted = self._between and group.becomes <= 1
+        runner = self._packing if unsorted or self._sorting is None else self._sorting
         try:
-            group.planned.setOutputFiles(self._runner.rewrite(group.planned))
+            group.planned.setOutputFiles(runner.rewrite(group.planned))
         except (Py4JJavaError, CapturedException) as error:
             raise Stopped(
                 f"files of {self._table.name} could not be rewritten: {said(error)}",

@@ -75,8 +75,8 @@ def compact(
 ) -> Compacted:
     """Rewrite small files, at least `min_files` of a partition, and files of whose rows the part `dead` is deleted; or `everything`.
 
-    Rows are sorted by the table's own order or else by its key (`auto`), by some columns, or not at all (`off`). At most about
-    `max_bytes` are rewritten, the smallest files first.
+    Rows are sorted by the table's own order or else, where they become several files, by its key (`auto`); by some columns; or not at
+    all (`off`). At most about `max_bytes` are rewritten, the smallest files first.
     """
     from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
     from icefront.iceberg.rewriting import Rewriter  # noqa: PLC0415
@@ -92,7 +92,10 @@ def compact(
         "rewrite-all": str(everything).lower(),
         "max-file-group-size-bytes": str(min(GROUP_BYTES, max_bytes or GROUP_BYTES)),
     }
-    work = _Work(Rewriter(spark, live, options, order(view, sort)), max_bytes, everything=everything)
+    columns = order(view, sort)
+    # By key, so that each file has a narrow range of them: one alone has them all.
+    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns))
+    work = _Work(rewriter, max_bytes, everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:
         work.snapshots.append(landed)

@@ -67,6 +67,9 @@ class SparkHands:
             case Kind.COMPACT:
                 assert terms.compact is not None
                 wanted = terms.compact
+                if terms.settle is not None and health.equality_files:
+                    # Spark looks every row up in every equality delete: to read through them costs several times what it takes to end them.
+                    settle(self._spark, table)
                 compacted = compact(
                     self._spark,
                     table,
