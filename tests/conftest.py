@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
 }
+LEAN = {
+    "PYSPARK_SUBMIT_ARGS": " ".join(
+        [*(f"--conf {shlex.quote(f'{key}={value}')}" for key, value in SMALL.items()), "pyspark-shell"]
+    )
+}
+"""The same for processes, as their environment."""
 
 
 @pytest.fixture(scope="session")

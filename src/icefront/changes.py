@@ -53,12 +53,14 @@ def changes(
         last = history.as_wide(last, history.schema_of(view.metadata, begin))
         view = view.with_schema(last)
     steps = history.steps(view.metadata, begin, end, net=net)
-    output = Gateway(spark).spark_schema(last)
+    output = Gateway.of(spark).spark_schema(last)
     for name in output.names:
         if name in {field.name for field in OUTPUT}:
             raise ConfigError(f"table {table} has a column {name} of its own", "rename it: the changes need that name")
     key_ids, by_row_id = view.key_ids(last, keys), view.is_by_row_id(last, keys)
-    planned = view.plan(steps)
+    manifests = view.manifests()
+    planned = view.plan(steps, manifests)
+    by_values = {s.ordinal: s for s in steps if s.ordinal in planned and not (key_ids or by_row_id)}
     plan = Plan(
         table=table,
         layout=view.layout,
@@ -71,6 +73,7 @@ def changes(
         output=StructType([*(StructField(f.name, f.dataType) for f in output.fields), *OUTPUT]),
         by_row_id=by_row_id,
         lineage=frozenset(s.ordinal for s in steps if s.ordinal in planned and lineage.tells(s, planned[s.ordinal])),
+        apart=frozenset(i for i, step in by_values.items() if view.lie_apart(step, planned[i], manifests)),
     )
     return read_changes(spark, plan, planned)
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from icefront.apply import apply_changes
 from icefront.changes import changes
-from icefront.iceberg import history
+from icefront.iceberg import history, kinship
 from icefront.iceberg.view import View
 from icefront.proof.changelog import verify
 from tests.changes.opinion import agrees, can_tell
@@ -49,6 +49,12 @@ BREAKS = {
     "rename in the struct": {"widen in the struct"},
 }
 """What cannot be said any more after a change, since it would name a column that is not there."""
+
+
+@pytest.fixture(autouse=True)
+def however_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask of each step what is else only asked where that saves much."""
+    monkeypatch.setattr(kinship, "LITTLE", 0)
 
 
 class Histories(RuleBasedStateMachine):

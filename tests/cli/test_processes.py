@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import LEAN
+
 pytestmark = pytest.mark.process
+ENVIRONMENT = {**os.environ, **LEAN}
 EPOCHS = 6
 
 
@@ -21,7 +24,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def icefront(folder: Path, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -53,7 +58,13 @@ class running:  # noqa: N801 — reads as what it is
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            command(*arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command(*arguments),
+            cwd=folder,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def __enter__(self) -> "subprocess.Popen[str]":

@@ -21,12 +21,12 @@ EQUALITY = DeleteEntry(
 
 def test_files_without_ids_share_their_manifest_s_range() -> None:
     """The specification's own example, and files that are listed before and after one that has its ids."""
-    assert list(first_row_ids(1000, [(800, 25), (None, 50), (None, 50)])) == [800, 1000, 1050]
-    assert list(first_row_ids(1000, [(None, 5), (0, 7), (None, 1), (None, 0), (None, 2)])) == [1000, 0, 1005, 1006, 1006]
+    assert first_row_ids(1000, [800, None, None], [25, 50, 50]) == [800, 1000, 1050]
+    assert first_row_ids(1000, [None, 0, None, None, None], [5, 7, 1, 0, 2]) == [1000, 0, 1005, 1006, 1006]
 
 
 def test_what_is_listed_by_a_snapshot_from_before_format_3_has_no_ids() -> None:
-    assert list(first_row_ids(None, [(800, 25), (None, 50)])) == [None, None]
+    assert first_row_ids(None, [800, None], [25, 50]) == [None, None]
 
 
 def step(before: int | None, after: int | None) -> Step:

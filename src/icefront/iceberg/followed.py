@@ -20,7 +20,7 @@ class FollowedTable:
     """`sources.iceberg.Table` over a catalog of the session. `io_properties` win over those that the catalog gives."""
 
     def __init__(self, spark: SparkSession, name: str, io_properties: Mapping[str, str]) -> None:
-        self._gateway = Gateway(spark)
+        self._gateway = Gateway.of(spark)
         self._name = name
         self._io_properties = dict(io_properties)
         self._table: JavaTable | None = None

@@ -197,6 +197,14 @@ def _is_noise(record: logging.LogRecord) -> bool:
 class Gateway:
     """The JVM classes in use, looked up once: a full dotted path costs a millisecond each time."""
 
+    @classmethod
+    def of(cls, spark: SparkSession) -> Gateway:
+        """Return that of a session."""
+        known: Gateway | None = getattr(spark, "_icefront_gateway", None)
+        if known is None:
+            known = spark._icefront_gateway = cls(spark)  # noqa: SLF001 — as long as the session lives
+        return known
+
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self.session = spark._jsparkSession  # noqa: SLF001

@@ -72,6 +72,11 @@ def kin(left: Side, came: Side) -> dict[str, int]:
     return numbers
 
 
+def strangers(left: Side, came: Side) -> bool:
+    """Say whether no row of one side can be equal to one of the other: each two of their files lie apart in some column."""
+    return bool(np.isneginf(_scores(left, came)).all())
+
+
 def _scores(few: Side, many: Side) -> Numbers:
     """Say how much speaks for each pair: ends of ranges that few pairs share; nothing can if some ranges lie apart."""
     scores = np.zeros((len(many.paths), len(few.paths)))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import compress, repeat
-from typing import Any
+from functools import cache, cached_property, partial
+from itertools import accumulate, compress, repeat
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import polars as pl
@@ -25,6 +26,7 @@ from icefront.iceberg.bounds import Metric
 from icefront.iceberg.manifests import Manifest, Partition
 
 Bounds = Mapping[int, bytes]
+T = TypeVar("T")
 _LIST_FIRST_ROW_ID = 15
 _PATH = 2147483546  # the reserved field id of `file_path` in position deletes
 _DELETED = 2
@@ -125,7 +127,7 @@ class Listing:
     metrics: Mapping[int, Metric] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.partitions)
 
     def some(self, places: Sequence[int]) -> list[DataEntry]:
         """Return the files at some places."""
@@ -233,25 +235,68 @@ def entries(io: FileIO, ref: Ref, ids: Ids) -> Entries:
 
 
 def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
-    columns, partitions = manifest.entries([*_DATA, *(_METRICS if ids else ())])
-    lists = _Lists(columns, manifest.count)
-    statuses = lists[_STATUS]
-    if _DELETED in statuses:
-        live = [status != _DELETED for status in statuses]
-        columns = {i: column.filter(live) for i, column in columns.items()}
-        partitions, lists = list(compress(partitions, live)), _Lists(columns, sum(live))
-    records, said = lists[_RECORDS], lists[_FIRST_ROW_ID]
+    """Read data files. Who asks for ranges looks for few files among many: what else is told of them can wait."""
+    columns, partitions = manifest.entries((_STATUS, _SEQUENCE, *_METRICS) if ids else _DATA)
+    live = columns[_STATUS] != _DELETED
+    if not live.all():
+        partitions = list(compress(partitions, live.to_list()))
+    lists = _Lists(_some(columns, live), len(partitions))
+
+    @cache
+    def files() -> Sequence[Sequence[Any]]:
+        told = _Lists(_some(manifest.entries(_DATA)[0], live), len(partitions)) if ids else lists
+        records = told[_RECORDS]
+        row_ids = first_row_ids(ref.first_row_id, told[_FIRST_ROW_ID], records)
+        return told[_FILE_PATH], _lowered(told[_FORMAT]), records, told[_SIZE], row_ids
+
+    paths, formats, records, sizes, row_ids = (Later(partial(_one_of, files, i)) if ids else files()[i] for i in range(5))
     return Listing(
         spec_id=ref.spec_id,
-        paths=lists[_FILE_PATH],
-        formats=_lowered(lists[_FORMAT]),
+        paths=paths,
+        formats=formats,
         partitions=partitions,
         sequences=_inherited(lists[_SEQUENCE], ref),
         records=records,
-        sizes=lists[_SIZE],
-        first_row_ids=list(first_row_ids(ref.first_row_id, zip(said, records, strict=True))),
-        metrics=_metrics(columns, ids, len(records)) if ids else {},
+        sizes=sizes,
+        first_row_ids=row_ids,
+        metrics=_metrics(lists.columns, ids, len(partitions)) if ids else {},
     )
+
+
+def _some(columns: Mapping[int, pl.Series], which: pl.Series) -> Mapping[int, pl.Series]:
+    return columns if which.all() else {i: column.filter(which) for i, column in columns.items()}
+
+
+def _one_of(columns: Callable[[], Sequence[Sequence[Any]]], place: int) -> Sequence[Any]:
+    return columns()[place]
+
+
+class Later(Sequence[T]):
+    """A list that is not made before somebody looks at it."""
+
+    def __init__(self, make: Callable[[], Sequence[T]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _values(self) -> Sequence[T]:
+        return self._make()
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        return self._values[at]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._values)
+
+    def __reduce__(self) -> tuple[type[list[T]], tuple[Sequence[T]]]:
+        """Travel as the list."""
+        return list, (self._values,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,17 +341,16 @@ def _metrics(columns: Mapping[int, pl.Series], ids: Ids, count: int) -> dict[int
     return {i: Metric(*values) for i, values in found.items()}
 
 
-def first_row_ids(manifest: int | None, files: Iterable[tuple[int | None, int]]) -> Iterator[int | None]:
+def first_row_ids(manifest: int | None, said: Sequence[int | None], records: Sequence[int]) -> list[int | None]:
     """Return where each live file's row ids begin, given what its entry says and its number of rows.
 
     Files without one share the manifest's range, in the order in which they are listed. Without such a range no file has ids.
     """
     if manifest is None:
-        yield from (None for _ in files)
-        return
-    for said, records in files:
-        yield manifest if said is None else said
-        manifest += records if said is None else 0
+        return [None] * len(said)
+    taken = (0 if first is not None else count for first, count in zip(said, records, strict=True))
+    ids = accumulate(taken, initial=manifest)
+    return [next_id if first is None else first for first, next_id in zip(said, ids, strict=False)]
 
 
 def _deletes(manifest: Manifest, ref: Ref) -> Iterator[DeleteEntry]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _RUNNERS = "org.apache.iceberg.spark.actions."
+SEVERAL = 4
+"""From so many files on it is worth ordering rows so that each has its own range: of two files every other row is in either."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,8 @@ class Group:
 class Rewriter:
     """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are.
 
-    `between`: what becomes one file is not ordered, since that would be for nothing but which file a row is in.
+    `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
+    become fewer files than there are cores becomes more of them, each of at least `least` bytes before dead rows are gone.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class Rewriter:
         options: Mapping[str, str],
         columns: Sequence[str] | None,
         *,
-        between: bool = False,
+        between: bool,
+        least: int,
     ) -> None:
         self._gateway = table.gateway
         self._table = table
@@ -62,6 +66,8 @@ class Rewriter:
             None if columns is None else self._private("SparkSortFileRewriteRunner", [session, table.table, self._order(columns)])
         )
         self._between = between
+        self._least = least
+        self._cores = int(spark.sparkContext.defaultParallelism)
         self._planned_at: JavaObject = None
 
     def _order(self, columns: Sequence[str]) -> JavaObject:
@@ -111,7 +117,7 @@ class Rewriter:
 
     def write(self, group: Group) -> None:
         """Write a group's live rows into new files; nothing is committed yet."""
-        unsorted = self._between and group.becomes <= 1
+        unsorted = self._between and group.becomes < SEVERAL
         runner = self._packing if unsorted or self._sorting is None else self._sorting
         try:
             group.planned.setOutputFiles(runner.rewrite(group.planned))

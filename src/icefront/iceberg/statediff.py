@@ -106,6 +106,27 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     return changes
 
 
+def lie_apart(found: Sequence[FileChange], manifests: Iterable[Ref], read: Read, facts: Facts, columns: Ids) -> bool:
+    """Say whether no row that left can be equal to one that came, by the ranges of some columns.
+
+    It is so where updates set a time, for example. Only asked where that saves much, and can be so: rows left files that stay, and came
+    in new ones.
+    """
+    left, came = ({c.file.path for c in found if c.may_lose}, {c.file.path for c in found if c.before is None})
+    if (
+        any(c.after is None or c.is_foreign or (c.before is not None and c.may_gain) for c in found)
+        or any(d.kind is DeleteKind.EQUALITY for c in found for d in (*(c.before or ()), *(c.after or ())))
+        or not 0 < len(left) * len(came) <= kinship.PAIRS
+        or sum(c.bytes for c in found) < kinship.LITTLE
+    ):
+        return False
+    refs = _of_data(manifests)
+    listed = zip(refs, read(refs, _NO_IDS), strict=True)
+    holding = [ref for ref, e in listed if e.data is not None and not (left | came).isdisjoint(e.data.paths)]
+    listings = [e.data for e in read(holding, columns) if e.data is not None]
+    return kinship.strangers(*(kinship.Side.of(listings, paths, facts.types) for paths in (left, came)))
+
+
 def _renumbered(left: Iterable[Listing], came: Iterable[Listing], shared: set[str]) -> set[str]:
     """Name files that have another sequence number than before, as those that were taken over from a branch: other deletes apply."""
     if not shared:
@@ -236,11 +257,13 @@ class Deletes:
         """Return the files that are old enough; for an equality delete also those that may hold one of its values."""
         if delete.kind is DeleteKind.POSITION:
             return [place for place in places if files.sequences[place] <= delete.sequence]
-        older = [place for place in places if files.sequences[place] < delete.sequence]
+        among = np.asarray(places, np.int64)
+        older = among[np.asarray(files.sequences, np.int64)[among] < delete.sequence]
         met = np.ones(len(older), bool)
         for field in delete.equality_ids:
             met &= may_meet(self._ranges(field, delete), self._ranges(field, files).at(older))
-        return [older[i] for i in np.flatnonzero(met)]
+        found: Places = older[met].tolist()
+        return found
 
     def _ranges(self, field: int, what: DeleteEntry | Listing) -> Ranges:
         """Read what is known of a column, once for each delete and for each list of files."""

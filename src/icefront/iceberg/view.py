@@ -17,7 +17,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import NestedField, PrimitiveType
 
 from icefront.core.errors import ConfigError
-from icefront.iceberg import history, lineage, statediff
+from icefront.iceberg import history, kinship, lineage, statediff
 from icefront.iceberg.history import Step
 from icefront.iceberg.live import Manifests, Read
 from icefront.iceberg.statediff import Facts, FileChange
@@ -44,7 +44,7 @@ class View:
         """Ask the catalog for a table."""
         from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
 
-        found = Gateway(spark).load(table)
+        found = Gateway.of(spark).load(table)
         if found is None:
             raise ConfigError(f"table {table} does not exist", "write catalog.namespace.table, of a catalog of this session")
         return cls.at(found, found.metadata())
@@ -97,9 +97,9 @@ class View:
     def schema_id(self, step: Step) -> int:
         return history.schema_of(self.metadata, step.snapshot).schema_id
 
-    def plan(self, steps: Sequence[Step]) -> dict[int, list[FileChange]]:
+    def plan(self, steps: Sequence[Step], manifests: Manifests | None = None) -> dict[int, list[FileChange]]:
         """Find the files that tell the changes of each step; silent ones have none."""
-        manifests, facts = self.manifests(), self.facts
+        manifests, facts = manifests or self.manifests(), self.facts
         planned: dict[int, list[FileChange]] = {}
         with _uncollected():
             for step in steps:
@@ -107,6 +107,13 @@ class View:
                     old, new = manifests.of(step.parent), manifests.of(step.snapshot)
                     planned[step.ordinal] = statediff.plan(old, new, manifests.entries, facts)
         return planned
+
+    def lie_apart(self, step: Step, found: Sequence[FileChange], manifests: Manifests) -> bool:
+        """Say whether no row that left can be equal to one that came."""
+        fields = history.schema_of(self.metadata, step.snapshot).fields
+        columns = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][: kinship.COLUMNS]
+        refs = manifests.of(step.snapshot).values()
+        return statediff.lie_apart(found, refs, manifests.entries, self.facts, frozenset(columns))
 
     def key_ids(self, schema: Schema, keys: Sequence[str] | None) -> tuple[int, ...]:
         """Return the field ids of keys: columns, or members of structs with their names in full."""

@@ -72,7 +72,7 @@ class Compact(Part):
     """When small files and dead rows are written anew; one condition is enough."""
 
     files: Int = Field(
-        default=20, ge=2, description="So many files in one partition that are smaller than three quarters of the target size."
+        default=20, ge=2, description="So many files in one partition that are smaller than an eighth of the target size."
     )
     dead: Share = Field(
         default=Share(0.3),

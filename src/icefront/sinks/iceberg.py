@@ -84,7 +84,7 @@ class IcebergSink:
     """`core.ports.Sink` over one Iceberg table."""
 
     def __init__(self, spark: SparkSession, wanted: IcebergTarget, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._gateway = Gateway(spark)
+        self._gateway = Gateway.of(spark)
         self._wanted = wanted
         self._sleep = sleep
         self._settler = Settler(spark)

@@ -77,6 +77,8 @@ class Plan:
     """Whether row ids tell rows apart; in steps without lineage nothing does then."""
     lineage: frozenset[int] = frozenset()
     """The ordinals of steps in which all rows have ids."""
+    apart: frozenset[int] = frozenset()
+    """Those of steps in which no row that left is equal to one that came, and which nothing has to tell apart."""
 
     @cached_property
     def files(self) -> Files:
@@ -119,7 +121,7 @@ class Plan:
 def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> DataFrame:
     """Return the row changes of all steps. Nothing is read before somebody looks at them."""
     ship_package(spark)
-    meeting = {i: found for i, found in steps.items() if _meets(found)}
+    meeting = {i: found for i, found in steps.items() if _meets(found) and i not in plan.apart}
     apart = {i: found for i, found in steps.items() if i not in meeting}
     session = for_jobs(spark)
     results = [frame.mapInArrow(_Apart(plan, rows), plan.output) for frame, rows in _reading(spark, plan, apart)]
@@ -320,4 +322,4 @@ def _sides(plan: Plan, ordinal: int, found: Sequence[FileChange]) -> Iterator[tu
         for side, wanted in plan.files.moved(change)
         for _, batch in plan.files.rows(change.file, schema, wanted)
     )
-    return rest(rows) if _meets(found) else rows
+    return rest(rows) if _meets(found) and ordinal not in plan.apart else rows

@@ -65,7 +65,7 @@ def scans(
             by_schema.setdefault(schemas[ordinal], []).extend(tasks)
     if not by_schema:
         return []
-    loaded = Gateway(spark).load(table)
+    loaded = Gateway.of(spark).load(table)
     if loaded is None:
         raise Replaced(f"table {table} is gone", "restore it")
     return [

@@ -25,6 +25,7 @@ from icefront.iceberg.live import DeleteEntry, DeleteKind
 from icefront.iceberg.summary import UPKEEP
 from icefront.iceberg.view import View
 from icefront.proof.failpoints import failpoint
+from icefront.upkeep.health import small
 from icefront.upkeep.settle import PATIENCE
 
 if TYPE_CHECKING:
@@ -84,17 +85,18 @@ def compact(
     begun = time.perf_counter()
     _check(max_bytes, dead, min_files)
     view = View.of(spark, table)
-    live = Gateway(spark).load(table)
+    live = Gateway.of(spark).load(table)
     assert live is not None
     options = {
         "delete-ratio-threshold": str(dead),
         "min-input-files": str(min_files),
+        "min-file-size-bytes": str(small(view.metadata)),
         "rewrite-all": str(everything).lower(),
         "max-file-group-size-bytes": str(min(GROUP_BYTES, max_bytes or GROUP_BYTES)),
     }
     columns = order(view, sort)
     # By key, so that each file has a narrow range of them: one alone has them all.
-    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns))
+    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns), least=small(view.metadata))
     work = _Work(rewriter, max_bytes, everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:

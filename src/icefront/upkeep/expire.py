@@ -67,7 +67,7 @@ def expire(
 
     begun = time.perf_counter()
     _check(keep, at_least, orphans_after)
-    live = Gateway(spark).load(table)
+    live = Gateway.of(spark).load(table)
     if live is None:
         raise ConfigError(f"table {table} does not exist", "write catalog.namespace.table, of a catalog of this session")
     properties = live.properties()

@@ -44,7 +44,7 @@ class SparkHands:
         from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
 
         self._apart()
-        self._gateway = self._gateway or Gateway(self._spark)
+        self._gateway = self._gateway or Gateway.of(self._spark)
         found = self._gateway.load(table)
         if found is None:
             return None

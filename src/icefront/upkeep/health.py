@@ -23,8 +23,8 @@ from icefront.upkeep.need import NOTICEABLE, Health, Policy
 
 TARGET_SIZE = "write.target-file-size-bytes"
 DEFAULT_TARGET_SIZE = 512 * 1024**2
-SMALL = 0.75
-"""Of the target size: below that Iceberg's own rewrite takes a file for too small."""
+SMALL = 8
+"""A file is small below that part of the target size. Iceberg's own rewrite says three quarters, and rewrites the last file each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,18 @@ class Meter:
         few = int(said.get("total-data-files", self._few)) < self._few
         if few and not unsettled and not (dead and int(said.get("total-files-size", NOTICEABLE)) >= NOTICEABLE):
             return []
-        limit = int(SMALL * int(view.metadata.properties.get(TARGET_SIZE, DEFAULT_TARGET_SIZE)))
+        limit = small(view.metadata)
         manifests = view.manifests()
         refs = [ref for ref in manifests.of(current).values() if ref.has_data or unsettled or dead]
         missing = [ref for ref in refs if (ref, limit) not in self._told]
         found = {(ref, limit): _told(entries, limit) for ref, entries in zip(missing, manifests.entries(missing), strict=True)}
         self._told = {(ref, limit): found.get((ref, limit)) or self._told[ref, limit] for ref in refs}
         return list(self._told.values())
+
+
+def small(metadata: TableMetadata) -> int:
+    """Return the size below which a file of a table is small."""
+    return max(1, int(metadata.properties.get(TARGET_SIZE, DEFAULT_TARGET_SIZE)) // SMALL)
 
 
 def _told(entries: Entries, limit: int) -> _Told:

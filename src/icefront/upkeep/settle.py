@@ -88,7 +88,7 @@ def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete]
 
     settling.check_formats(view.table, owed)
     metadata = view.metadata
-    live = Gateway(spark).load(view.table)
+    live = Gateway.of(spark).load(view.table)
     if live is None:
         raise ConfigError(f"table {view.table} does not exist", "write catalog.namespace.table, of a catalog of this session")
     work = Work.of(view)
