@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from icefront.changes import changes
-from icefront.core.errors import ConfigError
+from icefront.core.errors import ConfigError, Stopped
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.rewriting import Rewriter
 from icefront.iceberg.view import View
@@ -22,6 +22,7 @@ from icefront.settings.upkeep import Upkeep
 from icefront.upkeep import compact as compacting
 from icefront.upkeep.compact import Compacted, compact, next_batch, order, worst_first
 from icefront.upkeep.hands import SparkHands
+from icefront.upkeep.health import small
 from icefront.upkeep.need import Kind
 from icefront.upkeep.settle import settle
 from tests.changes.oracle import spelled
@@ -178,6 +179,47 @@ def test_what_becomes_one_file_is_packed_and_not_sorted_by_key(spark: Any, table
     fill(spark, table)
     check(spark, table)
     assert made == [sorted_], "the table's own order is kept in each file"
+
+
+def test_all_cores_rewrite_a_group_and_its_files_are_not_small_again(spark: Any, table: str) -> None:
+    """As many rows as make two files of an eighth of the target size each, dead ones not counted."""
+    create(spark, table, columns="id bigint NOT NULL, v string, n int")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='36000')")
+    for start in range(0, 600, 100):
+        spark.sql(f"INSERT INTO {table} SELECT id, uuid(), 0 FROM range({start}, {start + 100}, 1, 1)")
+    assert sum(row.file_size_in_bytes for row in files(spark, table)) > 4 * small(View.of(spark, table).metadata)
+    done = check(spark, table, everything=True)
+    assert (done.files_before, done.files_after) == (6, spark.sparkContext.defaultParallelism)
+    assert check(spark, table).snapshots == ()
+
+
+def test_groups_are_rewritten_at_once_and_with_one_that_fails_nothing_is_committed(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, partitioned="n")
+    for start in range(5):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', CAST(id % 3 AS int) FROM range({start * 6}, {start * 6 + 6}, 1, 1)")
+    write, seen = Rewriter.write, []
+
+    def failing(rewriter: Rewriter, group: Any) -> None:
+        seen.append(spark.sparkContext.getLocalProperty("spark.scheduler.pool"))
+        if len(seen) == 1:
+            raise Stopped("this group failed", "compact again")
+        write(rewriter, group)
+
+    before = rows(spark, table)
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "upkeep")
+    try:
+        monkeypatch.setattr(Rewriter, "write", failing)
+        with pytest.raises(Stopped, match="this group failed"):
+            compact(spark, table)
+        assert set(seen) == {"upkeep"}, "threads have the pool of who called"
+        assert rows(spark, table) == before
+        monkeypatch.undo()
+        done = check(spark, table)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
+    assert (done.files_after, len(done.snapshots)) == (3, 1), "three partitions in one commit"
 
 
 @pytest.mark.parametrize("settles", [True, False])

@@ -9,23 +9,39 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
     DateType,
     DecimalType,
-    DoubleType,
-    FloatType,
+    FixedType,
     IntegerType,
     LongType,
     PrimitiveType,
+    StringType,
     TimestampNanoType,
     TimestampType,
     TimestamptzNanoType,
     TimestamptzType,
     TimeType,
-    UUIDType,
 )
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Values = np.ndarray[Any, Any]
+_ORDERED = (
+    BooleanType,
+    IntegerType,
+    LongType,
+    DecimalType,
+    DateType,
+    TimeType,
+    TimestampType,
+    TimestamptzType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    StringType,
+    FixedType,
+    BinaryType,
+)
 _EIGHT = (TimeType, TimestampType, TimestamptzType, TimestampNanoType, TimestamptzNanoType)
 
 
@@ -54,8 +70,8 @@ def ranges(kind: PrimitiveType | None, metric: Metric) -> Ranges:
     """Read what manifests say about a column of some type."""
     nulls = pc.fill_null(metric.nulls, 0).to_numpy() > 0
     said: Mask = metric.nulls.is_valid().to_numpy(zero_copy_only=False)
-    # Of floats, bounds leave NaN out; of uuids, writers do not agree on their order.
-    if kind is None or isinstance(kind, FloatType | DoubleType | UUIDType):
+    # Of floats, bounds leave NaN out; of uuids, writers do not agree on their order; of places, bounds are boxes.
+    if not isinstance(kind, _ORDERED):
         nothing = np.zeros(len(nulls), np.int64)
         return Ranges(nothing, nothing, nulls, np.zeros(len(nulls), bool))
     low, low_known = _ordered(kind, metric.lower)

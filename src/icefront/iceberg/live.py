@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import accumulate, compress, repeat
 from typing import Any, TypeVar, overload
 
@@ -237,19 +237,13 @@ def entries(io: FileIO, ref: Ref, ids: Ids) -> Entries:
 def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
     """Read data files. Who asks for ranges looks for few files among many: what else is told of them can wait."""
     columns, partitions = manifest.entries((_STATUS, _SEQUENCE, *_METRICS) if ids else _DATA)
-    live = columns[_STATUS] != _DELETED
+    live = columns[_STATUS].cast(pl.Int32) != _DELETED
     if not live.all():
         partitions = list(compress(partitions, live.to_list()))
     lists = _Lists(_some(columns, live), len(partitions))
-
-    @cache
-    def files() -> Sequence[Sequence[Any]]:
-        told = _Lists(_some(manifest.entries(_DATA)[0], live), len(partitions)) if ids else lists
-        records = told[_RECORDS]
-        row_ids = first_row_ids(ref.first_row_id, told[_FIRST_ROW_ID], records)
-        return told[_FILE_PATH], _lowered(told[_FORMAT]), records, told[_SIZE], row_ids
-
-    paths, formats, records, sizes, row_ids = (Later(partial(_one_of, files, i)) if ids else files()[i] for i in range(5))
+    later = _Later(manifest, live, ref)
+    told: Sequence[Sequence[Any]] = [Later(partial(later.column, i)) for i in range(5)] if ids else _files(lists, ref)
+    paths, formats, records, sizes, row_ids = told
     return Listing(
         spec_id=ref.spec_id,
         paths=paths,
@@ -263,12 +257,31 @@ def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
     )
 
 
+def _files(lists: _Lists, ref: Ref) -> Sequence[Sequence[Any]]:
+    """Return paths, formats, numbers of rows, sizes and where row ids begin."""
+    records = lists[_RECORDS]
+    row_ids = first_row_ids(ref.first_row_id, lists[_FIRST_ROW_ID], records)
+    return lists[_FILE_PATH], _lowered(lists[_FORMAT]), records, lists[_SIZE], row_ids
+
+
+class _Later:
+    """Columns of a manifest that are decoded, all of them, when somebody looks at the first one."""
+
+    def __init__(self, manifest: Manifest, live: pl.Series, ref: Ref) -> None:
+        self._source: tuple[Manifest, pl.Series, Ref] | None = (manifest, live, ref)
+        self._columns: Sequence[Sequence[Any]] = ()
+
+    def column(self, place: int) -> Sequence[Any]:
+        if self._source is not None:
+            manifest, live, ref = self._source
+            columns, _ = manifest.entries(_DATA)
+            self._columns = _files(_Lists(_some(columns, live), int(live.sum())), ref)
+            self._source = None  # its bytes are not needed any more
+        return self._columns[place]
+
+
 def _some(columns: Mapping[int, pl.Series], which: pl.Series) -> Mapping[int, pl.Series]:
     return columns if which.all() else {i: column.filter(which) for i, column in columns.items()}
-
-
-def _one_of(columns: Callable[[], Sequence[Sequence[Any]]], place: int) -> Sequence[Any]:
-    return columns()[place]
 
 
 class Later(Sequence[T]):
@@ -324,7 +337,7 @@ def _metrics(columns: Mapping[int, pl.Series], ids: Ids, count: int) -> dict[int
     """Take some columns' metrics out of the lists of pairs that entries have."""
     found: dict[int, list[pa.Array]] = {i: [] for i in ids}
     for metric, kind in zip(_METRICS, (pa.large_binary(), pa.large_binary(), pa.int64()), strict=True):
-        if metric not in columns:
+        if metric not in columns or not count:
             for values in found.values():
                 values.append(pa.nulls(count, kind))
             continue

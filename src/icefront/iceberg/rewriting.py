@@ -101,8 +101,19 @@ class Rewriter:
         planner = self._iceberg.actions.BinPackRewriteFilePlanner(self._table.table)
         planner.init(self._options)
         groups = call(lambda: self._lists.newArrayList(planner.plan().groups()))
-        found = (groups.get(place) for place in range(groups.size()))
-        return [Group(group, group.inputFileNum(), group.inputFilesSizeInBytes(), group.expectedOutputFiles()) for group in found]
+        return [self._spread(groups.get(place)) for place in range(groups.size())]
+
+    def _spread(self, group: JavaObject) -> Group:
+        """Let several tasks rewrite a group: one takes its time, and the others would wait."""
+        size, files = group.inputFilesSizeInBytes(), group.expectedOutputFiles()
+        tasks = min(self._cores, size // self._least)
+        if tasks > files:
+            # Files do not divide evenly: without some room one more task would be needed for the last of them.
+            split, files = size * 11 // (10 * tasks), tasks
+            group = self._iceberg.actions.RewriteFileGroup(
+                group.info(), group.fileScanTasks(), group.outputSpecId(), group.maxOutputFileSize(), split, files
+            )
+        return Group(group, group.inputFileNum(), size, files)
 
     def others_committed(self, ours: Collection[int]) -> bool:
         """Say whether there is a snapshot since the planned one that is not among ours."""
@@ -119,6 +130,8 @@ class Rewriter:
         """Write a group's live rows into new files; nothing is committed yet."""
         unsorted = self._between and group.becomes < SEVERAL
         runner = self._packing if unsorted or self._sorting is None else self._sorting
+        # Spark looks catalogs up through the thread's own session, and a new thread has none.
+        self._gateway.sessions.setActiveSession(self._gateway.session)
         try:
             group.planned.setOutputFiles(runner.rewrite(group.planned))
         except (Py4JJavaError, CapturedException) as error:

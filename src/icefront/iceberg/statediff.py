@@ -10,8 +10,9 @@ Manifests that both snapshots have are looked into only when deletes changed, or
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pyiceberg.types import PrimitiveType
@@ -22,6 +23,7 @@ from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Ids, Listi
 from icefront.iceberg.manifests import Partition
 
 Key = tuple[str, int | None]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -106,8 +108,13 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     return changes
 
 
-def lie_apart(found: Sequence[FileChange], manifests: Iterable[Ref], read: Read, facts: Facts, columns: Ids) -> bool:
-    """Say whether no row that left can be equal to one that came, by the ranges of some columns.
+def lie_apart(
+    found: Sequence[FileChange],
+    manifests: Callable[[], Iterable[Ref]],
+    read: Read,
+    types: Mapping[int, PrimitiveType],
+) -> bool:
+    """Say whether no row that left can be equal to one that came, by the ranges of columns of some types.
 
     It is so where updates set a time, for example. Only asked where that saves much, and can be so: rows left files that stay, and came
     in new ones.
@@ -120,11 +127,13 @@ def lie_apart(found: Sequence[FileChange], manifests: Iterable[Ref], read: Read,
         or sum(c.bytes for c in found) < kinship.LITTLE
     ):
         return False
-    refs = _of_data(manifests)
+    both = left | came
+    refs = _of_data(manifests())
     listed = zip(refs, read(refs, _NO_IDS), strict=True)
-    holding = [ref for ref, e in listed if e.data is not None and not (left | came).isdisjoint(e.data.paths)]
-    listings = [e.data for e in read(holding, columns) if e.data is not None]
-    return kinship.strangers(*(kinship.Side.of(listings, paths, facts.types) for paths in (left, came)))
+    holding = [ref for ref, e in listed if e.data is not None and not both.isdisjoint(e.data.paths)]
+    listings = [e.data for e in read(holding, frozenset(types)) if e.data is not None]
+    sides = [kinship.Side.of(listings, paths, types) for paths in (left, came)]
+    return [set(side.paths) for side in sides] == [left, came] and kinship.strangers(*sides)
 
 
 def _renumbered(left: Iterable[Listing], came: Iterable[Listing], shared: set[str]) -> set[str]:
@@ -205,6 +214,7 @@ class Deletes:
         self._of_partition: dict[tuple[int, Partition], list[DeleteEntry]] = defaultdict(list)
         self._everywhere: list[DeleteEntry] = []
         self._read: dict[tuple[int, int], Ranges] = {}
+        self._numbers: dict[int, Numbers] = {}
         self.ids: Ids = frozenset(i for delete in deletes for i in delete.equality_ids)
         for delete in deletes:
             if delete.kind is DeleteKind.VECTOR and delete.referenced is not None:
@@ -258,12 +268,17 @@ class Deletes:
         if delete.kind is DeleteKind.POSITION:
             return [place for place in places if files.sequences[place] <= delete.sequence]
         among = np.asarray(places, np.int64)
-        older = among[np.asarray(files.sequences, np.int64)[among] < delete.sequence]
+        older = among[self._sequences(files)[among] < delete.sequence]
         met = np.ones(len(older), bool)
         for field in delete.equality_ids:
             met &= may_meet(self._ranges(field, delete), self._ranges(field, files).at(older))
         found: Places = older[met].tolist()
         return found
+
+    def _sequences(self, files: Listing) -> Numbers:
+        if id(files) not in self._numbers:
+            self._numbers[id(files)] = np.asarray(files.sequences, np.int64)
+        return self._numbers[id(files)]
 
     def _ranges(self, field: int, what: DeleteEntry | Listing) -> Ranges:
         """Read what is known of a column, once for each delete and for each list of files."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.exceptions import ValidationError
+from pyiceberg.exceptions import ResolveError, ValidationError
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, promote
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import NestedField, PrimitiveType
@@ -77,13 +77,12 @@ class View:
 
     @property
     def facts(self) -> Facts:
-        fields = {i: schema.find_type(i) for schema in self.metadata.schemas for i in schema.field_ids}
         return Facts(
             # A field that was dropped in format 1 stays, and says nothing.
             frozenset(
                 s.spec_id for s in self.metadata.partition_specs if all(isinstance(f.transform, VoidTransform) for f in s.fields)
             ),
-            {i: kind for i, kind in fields.items() if isinstance(kind, PrimitiveType)},
+            _types(self.metadata.schemas),
         )
 
     def manifests(self, before: Manifests | None = None) -> Manifests:
@@ -111,9 +110,10 @@ class View:
     def lie_apart(self, step: Step, found: Sequence[FileChange], manifests: Manifests) -> bool:
         """Say whether no row that left can be equal to one that came."""
         fields = history.schema_of(self.metadata, step.snapshot).fields
-        columns = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType)][: kinship.COLUMNS]
-        refs = manifests.of(step.snapshot).values()
-        return statediff.lie_apart(found, refs, manifests.entries, self.facts, frozenset(columns))
+        known = self.facts.types
+        columns = [f.field_id for f in fields if isinstance(f.field_type, PrimitiveType) and f.field_id in known]
+        types = {i: known[i] for i in columns[: kinship.COLUMNS]}
+        return statediff.lie_apart(found, lambda: manifests.of(step.snapshot).values(), manifests.entries, types)
 
     def key_ids(self, schema: Schema, keys: Sequence[str] | None) -> tuple[int, ...]:
         """Return the field ids of keys: columns, or members of structs with their names in full."""
@@ -143,6 +143,30 @@ class View:
                 "choose other keys, or upgrade the table",
             )
         return True
+
+
+def _types(schemas: Sequence[Schema]) -> dict[int, PrimitiveType]:
+    """Return the types of columns by field id, the widest that each had.
+
+    One that was replaced by another of its name has none: bounds of old files mean other values than those of new ones.
+    """
+    found: dict[int, PrimitiveType | None] = {}
+    for schema in schemas:
+        for i in schema.field_ids:
+            kind = schema.find_type(i)
+            known = found.get(i, kind)
+            found[i] = _wider(known, kind) if isinstance(kind, PrimitiveType) and isinstance(known, PrimitiveType) else None
+    return {i: kind for i, kind in found.items() if kind is not None}
+
+
+def _wider(one: PrimitiveType, other: PrimitiveType) -> PrimitiveType | None:
+    if one == other:
+        return one
+    for narrow, wide in ((one, other), (other, one)):
+        with suppress(ResolveError):
+            if promote(narrow, wide) == wide:
+                return wide
+    return None
 
 
 def _parsed(table: str, text: str) -> TableMetadata:

@@ -14,6 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -39,6 +40,8 @@ GROUP_BYTES = 16 * 1024**3
 """What is sorted together. The larger, the narrower are the keys of each new file."""
 COMMIT_BYTES = 1024**3
 """Small groups share a commit up to this size; a larger group is one by itself."""
+AT_ONCE = 5
+"""So many groups are rewritten at the same time, as Iceberg's own action does."""
 SECOND_CHANCES = 3
 """How many groups more than were planned at first may be tried, where others came between."""
 _ENTRIES = {UPKEEP: "compact"}
@@ -95,9 +98,9 @@ def compact(
         "max-file-group-size-bytes": str(min(GROUP_BYTES, max_bytes or GROUP_BYTES)),
     }
     columns = order(view, sort)
-    # By key, so that each file has a narrow range of them: one alone has them all.
-    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns), least=small(view.metadata))
-    work = _Work(rewriter, max_bytes, everything=everything)
+    # By key, so that each file has a narrow range of them: one alone has them all. What a task reads must not become a small file again.
+    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns), least=2 * small(view.metadata))
+    work = _Work(spark, rewriter, max_bytes, everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:
         work.snapshots.append(landed)
@@ -157,7 +160,8 @@ def _deletes(view: View) -> list[DeleteEntry]:
 class _Work:
     """One compaction: what waits, what was done."""
 
-    def __init__(self, rewriter: Rewriter, max_bytes: int | None, *, everything: bool) -> None:
+    def __init__(self, spark: SparkSession, rewriter: Rewriter, max_bytes: int | None, *, everything: bool) -> None:
+        self._spark = spark
         self._rewriter = rewriter
         self._max_bytes = max_bytes
         self._everything = everything
@@ -178,13 +182,26 @@ class _Work:
         while chances > 0 and (batch := next_batch(self.waiting, self._room(), whatever=not self.spent)):
             chances -= len(batch)
             failpoint("compact.before")
-            for group in batch:
-                self._rewriter.write(group)
-                self.spent += group.bytes
+            self._write(batch)
             lost = self._commit(batch)
             self.failed += len(lost)
             self.waiting = [group for group in self.waiting if group not in batch]
             self._look_again(lost)
+
+    def _write(self, batch: Sequence[Group]) -> None:
+        """Rewrite groups, some of them at once: of many partitions each may be too small for all cores."""
+        from pyspark import inheritable_thread_target  # noqa: PLC0415 — Spark is an extra, and slow to import
+
+        self.spent += sum(group.bytes for group in batch)
+        threads = ThreadPoolExecutor(AT_ONCE)
+        try:
+            # Each with our scheduler pool and tags, in settings of its own.
+            writing = [threads.submit(inheritable_thread_target(self._spark)(self._rewriter.write), group) for group in batch]
+            for one in as_completed(writing):
+                one.result()
+        finally:
+            # With an error those that have not begun need not begin.
+            threads.shutdown(cancel_futures=True)
 
     def _room(self) -> int | None:
         return None if self._max_bytes is None else self._max_bytes - self.spent

@@ -9,6 +9,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import structlog
+
+from icefront.core.errors import IcefrontError
 from icefront.iceberg.view import View
 from icefront.upkeep.compact import compact
 from icefront.upkeep.expire import expire
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from icefront.iceberg.java import Gateway
 
+log = structlog.get_logger()
 POOL = "upkeep"
 MIN_FILES = 5
 """As many files of a partition are packed together once a compaction is begun, also where no partition alone was reason enough."""
@@ -69,7 +73,7 @@ class SparkHands:
                 wanted = terms.compact
                 if terms.settle is not None and health.equality_files:
                     # Spark looks every row up in every equality delete: to read through them costs several times what it takes to end them.
-                    settle(self._spark, table)
+                    self._settle_first(table)
                 compacted = compact(
                     self._spark,
                     table,
@@ -92,6 +96,12 @@ class SparkHands:
                     staged=self._staged,
                 )
                 return Did(asdict(expired), idle=kind is Kind.EXPIRE and not expired.snapshots)
+
+    def _settle_first(self, table: str) -> None:
+        try:
+            settle(self._spark, table)
+        except IcefrontError as error:
+            log.warning("not settled before the compaction, which takes longer then", table=table, error=str(error))
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._tag)
