@@ -155,7 +155,7 @@ def test_what_rows_are_sorted_by(spark: Any, table: str) -> None:
 
 
 def test_what_becomes_one_file_is_packed_and_not_sorted_by_key(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To sort it would cost twice as much, and its range of keys would be the same."""
+    """To sort it costs more than half again as much, and its range of keys would be the same."""
     create(spark, table, columns="id bigint NOT NULL, v string, n int")
     spark.sql(f"ALTER TABLE {table} SET IDENTIFIER FIELDS id")
     made = []

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _RUNNERS = "org.apache.iceberg.spark.actions."
+FEW = 4
+"""So many files may be smaller: that many are never worth a compaction by themselves."""
 SEVERAL = 4
 """From so many files on it is worth ordering rows so that each has its own range: of two files every other row is in either."""
 
@@ -39,7 +41,7 @@ class Rewriter:
     """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are.
 
     `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
-    become fewer files than there are cores becomes more of them, each of at least `least` bytes before dead rows are gone.
+    become fewer files than there are cores becomes more of them: a few, or as many as have `least` bytes before dead rows are gone.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Rewriter:
     def _spread(self, group: JavaObject) -> Group:
         """Let several tasks rewrite a group: one takes its time, and the others would wait."""
         size, files = group.inputFilesSizeInBytes(), group.expectedOutputFiles()
-        tasks = min(self._cores, size // self._least)
+        tasks = min(self._cores, max(size // self._least, min(FEW, FEW * size // self._least)))
         if tasks > files:
             # Files do not divide evenly: without some room one more task would be needed for the last of them.
             split, files = size * 11 // (10 * tasks), tasks

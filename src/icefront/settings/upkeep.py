@@ -81,7 +81,8 @@ class Compact(Part):
     )
     max_bytes: Size = Field(default=Size(8 * 2**30), description="One cycle rewrites about so much; the rest comes next time.")
     sort: Literal["auto", "off"] = Field(
-        default="auto", description="`auto`: sort by key, so that later deletes touch few files. `off`: only pack files together."
+        default="auto",
+        description="`auto`: sort by key where at least four files are made, so that later deletes touch few files. `off`: only pack files together.",
     )
     every: Duration = Field(default=Duration(10 * _MINUTE), description="At most once in so long.")
 
