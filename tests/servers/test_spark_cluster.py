@@ -31,6 +31,7 @@ JOB = textwrap.dedent("""
 """)
 
 
+@pytest.mark.long  # jobs of the matrix run on it in every test run
 @pytest.mark.timeout(400)
 def test_a_job_runs_on_both_workers(spark_cluster: SparkCluster):
     done = subprocess.run(

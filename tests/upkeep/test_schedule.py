@@ -186,7 +186,7 @@ def test_a_table_is_measured_from_metadata_and_what_is_known_is_not_read_again(
     spark.sql(f"INSERT INTO {table} SELECT id, concat('v', id), 1 FROM range(0, 3000, 1, 1)")
     for n in range(3):
         spark.sql(f"INSERT INTO {table} VALUES ({10_000 + n}, 'w', 2)")
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='4096')")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='24576')")
     read: list[str] = []
     entries = Manifests.entries
 
