@@ -28,7 +28,7 @@ _LOCAL = {
     # Its workers have imported what ours need before they are forked.
     "spark.python.daemon.module": "icefront.spark.daemon",
     "spark.python.unix.domain.socket.enabled": "true",
-    # Polars would give memory back to the system between two tasks, and ask for it again: a fifth of the time that reading a file takes.
+    # Polars would give memory back to the system between two tasks, and ask for it again, page by page.
     "spark.executorEnv._RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:10000",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
