@@ -18,7 +18,7 @@ from bench.measure import Rounds, Watch, play
 from bench.merge import COLUMNS
 from bench.results import Figure, Result
 from icefront.apply import apply_changes
-from icefront.changes import changes
+from icefront.changelog import changes
 
 MILLION = 1_000_000
 MEMORY = {"spark.driver.memory": "4g"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from icefront.apply import Applied, apply_changes
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError, ConnectionFailed, FencedOut, IcefrontError
 from icefront.core.marks import START
 from icefront.core.ports import Source

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from tests.changes.oracle import spelled
 
 KIND, SNAPSHOT = "_change_type", "_commit_snapshot_id"

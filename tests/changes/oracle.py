@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from icefront.changes import changes
+from icefront.changelog import changes
 
 LEAVING, COMING = {"DELETE", "UPDATE_BEFORE"}, {"INSERT", "UPDATE_AFTER"}
 OUTPUT = ("_change_type", "_change_ordinal", "_commit_snapshot_id", "_commit_timestamp")

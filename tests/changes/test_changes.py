@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg.history import Step
 from icefront.proof.changelog import verify

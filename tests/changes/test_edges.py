@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimeType
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError, IcefrontError
 from icefront.iceberg import history
 from icefront.iceberg.java import Gateway

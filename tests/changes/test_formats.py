@@ -29,7 +29,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import Stopped
 from icefront.core.marks import START
 from icefront.iceberg.java import Gateway

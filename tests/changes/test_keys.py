@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError
 from tests.changes.oracle import snapshots
 from tests.changes.test_changes import MODES, create

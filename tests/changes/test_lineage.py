@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from pyspark.errors import PythonException
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError
 from icefront.iceberg.history import Step
 from icefront.iceberg.lineage import ROW_ID, ROW_ID_FIELD, SEQUENCE, SEQUENCE_FIELD

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.iceberg import history, live
 from icefront.iceberg.live import Entries, Ids, Ref
 from icefront.iceberg.view import View

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import Overcompacted
 from tests.changes.opinion import agrees, counted, view
 from tests.changes.oracle import OUTPUT, check, snapshots

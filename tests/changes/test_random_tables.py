@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from icefront.apply import apply_changes
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.iceberg import history, kinship
 from icefront.iceberg.view import View
 from icefront.proof.changelog import verify

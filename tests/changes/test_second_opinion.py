@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from tests.changes.opinion import view
 from tests.changes.oracle import check, snapshots
 from tests.changes.test_changes import create

@@ -63,3 +63,14 @@ def test_importing_icefront_starts_nothing_and_imports_no_spark() -> None:
     code = "import sys, icefront; icefront.Pipeline; assert 'pyspark' not in sys.modules, 'pyspark was imported'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_icefront_offers_is_still_there_when_all_of_it_was_imported() -> None:
+    """A module of the same name would take the place of a function as soon as it is imported."""
+    code = (
+        "import types, icefront\n"
+        "for name in 2 * icefront.__all__:\n"
+        "    assert not isinstance(getattr(icefront, name), types.ModuleType), name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

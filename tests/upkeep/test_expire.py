@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.errors import ConfigError
 from icefront.iceberg.expiring import below, folders, without
 from icefront.iceberg.view import View

@@ -11,7 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.view import View
 from icefront.upkeep import settle as settling

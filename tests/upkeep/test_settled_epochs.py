@@ -11,7 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 
-from icefront.changes import changes
+from icefront.changelog import changes
 from icefront.core.files import FileKind
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable

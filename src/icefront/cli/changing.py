@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from icefront.changes import tell
+from icefront.changelog import tell
 from icefront.cli import show
 from icefront.cli.sessions import start_project
 from icefront.proof.changelog import Difference, verify

@@ -42,6 +42,7 @@ class Rewriter:
 
     `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
     become fewer files than there are cores becomes more of them: a few, or as many as have `least` bytes before dead rows are gone.
+    Its files are divided evenly.
     """
 
     def __init__(
@@ -109,9 +110,11 @@ class Rewriter:
         """Let several tasks rewrite a group: one takes its time, and the others would wait."""
         size, files = group.inputFilesSizeInBytes(), group.expectedOutputFiles()
         tasks = min(self._cores, max(size // self._least, min(FEW, FEW * size // self._least)))
-        if tasks > files:
-            # Files do not divide evenly: without some room one more task would be needed for the last of them.
-            split, files = size * 11 // (10 * tasks), tasks
+        if tasks >= files:
+            # Iceberg fills tasks up one after the other, and leaves the last one what remains. Files do not divide evenly: without room
+            # for some of them one more task would be needed.
+            even = size // tasks
+            split, files = even + min(even // 10, 2 * size // group.inputFileNum()), tasks
             group = self._iceberg.actions.RewriteFileGroup(
                 group.info(), group.fileScanTasks(), group.outputSpecId(), group.maxOutputFileSize(), split, files
             )
