@@ -13,6 +13,7 @@ from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg.history import Step
 from icefront.proof.changelog import verify
 from icefront.testing.feeds import ORDERS, Feed
+from icefront.upkeep.settle import settle
 from tests.changes.oracle import check, check_all, snapshots
 from tests.changes.streaming import Streaming
 from tests.lakes import orders
@@ -155,6 +156,20 @@ def test_equality_deletes_by_null_and_by_several_columns(spark: Any, table: str)
     stream.commit(deletes=[{"id": 1, "v": None}, {"id": None, "v": "a"}], keys=["id", "v"])
     first, second = snapshots(spark, table)
     assert {(row["id"], row["v"]) for row in check(spark, table, first, second)} == {(1, None), (None, "a")}
+
+
+@pytest.mark.parametrize(("named", "dead"), [({"k": None}, 3), (None, 2), ({"k": 4}, 4)])
+def test_equality_deletes_by_members_of_structs_are_as_iceberg_reads_them(spark: Any, table: str, named: Any, dead: int) -> None:
+    """A struct that is null is not one whose members are; and after a settle every reader sees what Iceberg saw."""
+    create(spark, table, version=2, columns="id int, s struct<k: int>")
+    structs = {1: "named_struct('k', 1)", 2: "NULL", 3: "named_struct('k', NULL)", 4: "named_struct('k', 4)"}
+    spark.sql(f"INSERT INTO {table} VALUES {', '.join(f'({i}, {value})' for i, value in structs.items())}")
+    Streaming(spark, table).commit(deletes=[{"s": named}], keys=["s.k"])
+    first, second = snapshots(spark, table)
+    assert [row["id"] for row in check(spark, table, first, second)] == [dead]
+    settle(spark, table)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert sorted(row["id"] for row in spark.table(table).collect()) == [i for i in structs if i != dead]
 
 
 def test_a_delete_that_is_removed_brings_rows_back(spark: Any, table: str) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import functions
 
 from icefront.changelog import changes
 from icefront.core.errors import Overcompacted
+from icefront.proof.changelog import verify
 from tests.changes.opinion import agrees, counted, view
 from tests.changes.oracle import OUTPUT, check, snapshots
 from tests.changes.streaming import Streaming
@@ -367,6 +368,57 @@ def test_a_table_made_again_under_other_columns(spark: Any, table: str, partitio
         (0, "DELETE", 3, None),
         (0, "INSERT", 8, "new"),
     ]
+
+
+REPLACED = {
+    "of another type": ("int", "1", "'x'", "x"),
+    "that is a struct now": ("string", "'x'", "named_struct('a', 1)", {"a": 1}),
+    "that was a struct": ("struct<a: int>", "named_struct('a', 1)", "5", 5),
+    "with a member of another type": (
+        "struct<a: int, b: int>",
+        "named_struct('a', 1, 'b', 2)",
+        "named_struct('a', 'x', 'b', 3)",
+        {"a": "x", "b": 3},
+    ),
+    "with elements of another type": ("array<int>", "array(1)", "array('x')", ["x"]),
+    "with values of another type": ("map<string, int>", "map('k', 1)", "map('k', 'x')", {"k": "x"}),
+}
+
+
+@pytest.mark.parametrize(("old", "was", "now", "value"), REPLACED.values(), ids=REPLACED)
+def test_a_table_made_again_with_a_column(spark: Any, table: str, old: str, was: str, now: str, value: Any) -> None:
+    """`CREATE OR REPLACE` gives a column the id that another one of its name had: old rows have nothing in it."""
+    spark.sql(f"CREATE TABLE {table} (id bigint, v {old}) USING iceberg TBLPROPERTIES ('format-version'='3')")
+    spark.sql(f"INSERT INTO {table} SELECT 1L, {was}")
+    spark.sql(
+        f"CREATE OR REPLACE TABLE {table} USING iceberg TBLPROPERTIES ('format-version'='3') AS SELECT 2L AS id, {now} AS v"
+    )
+    spark.sql(f"INSERT INTO {table} SELECT 3L, {now}")
+    first, _, last = snapshots(spark, table)
+    before = {"a": None, "b": 2} if "b: int" in old else None
+    expected = [(0, "DELETE", 1, before), (0, "INSERT", 2, value), (0, "INSERT", 3, value)]
+    assert told(changes(spark, table, first, last).collect()) == expected
+    (made,) = changes(spark, table, to_snapshot=first).collect()
+    assert made["v"] == spark.sql(f"SELECT {was} AS v").collect()[0]["v"], "the past has what was there"
+    for net in (False, True):
+        assert not verify(spark, table, first, last, changes(spark, table, first, last, net=net), 9)
+
+
+def test_deletes_by_a_column_that_was_replaced_since_then(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE TABLE {table} (id bigint, v int) USING iceberg TBLPROPERTIES ('format-version'='2')")
+    stream = Streaming(spark, table)
+    stream.commit([{"id": 1, "v": 5}, {"id": 2, "v": 6}, {"id": 3, "v": None}])
+    stream.commit(deletes=[{"v": 5}], keys=("v",))
+    spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg AS SELECT 2L AS id, 'x' AS v")
+    first, second, last = snapshots(spark, table)
+    assert told(check(spark, table, first, second)) == [(0, "DELETE", 1, 5)]
+    assert told(changes(spark, table, first, last).collect()) == [
+        (0, "DELETE", 1, None),
+        (0, "DELETE", 2, None),
+        (0, "DELETE", 3, None),
+        (0, "INSERT", 2, "x"),
+    ]
+    assert not verify(spark, table, first, last, changes(spark, table, first, last), 9)
 
 
 def test_the_view_of_iceberg_refuses_delete_files(spark: Any, table: str, stream: Streaming) -> None:

@@ -14,7 +14,7 @@ from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema, promote
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from pyiceberg.types import NestedField, PrimitiveType
+from pyiceberg.types import IcebergType, NestedField, PrimitiveType
 
 from icefront.core.errors import ConfigError
 from icefront.iceberg import history, kinship, lineage, statediff
@@ -73,6 +73,7 @@ class View:
                 for spec in metadata.partition_specs
             },
             name_mapping=metadata.properties.get("schema.name-mapping.default"),
+            replaced=_replaced(metadata.schemas),
         )
 
     @property
@@ -157,6 +158,21 @@ def _types(schemas: Sequence[Schema]) -> dict[int, PrimitiveType]:
             known = found.get(i, kind)
             found[i] = _wider(known, kind) if isinstance(kind, PrimitiveType) and isinstance(known, PrimitiveType) else None
     return {i: kind for i, kind in found.items() if kind is not None}
+
+
+def _replaced(schemas: Sequence[Schema]) -> frozenset[int]:
+    """Return the columns that had types of which neither is wider than the other."""
+    kinds: dict[int, list[IcebergType]] = {}
+    for schema in schemas:
+        for i in schema.field_ids:
+            kinds.setdefault(i, []).append(schema.find_type(i))
+    return frozenset(i for i, found in kinds.items() if any(not _akin(found[0], other) for other in found[1:]))
+
+
+def _akin(one: IcebergType, other: IcebergType) -> bool:
+    if isinstance(one, PrimitiveType) and isinstance(other, PrimitiveType):
+        return _wider(one, other) is not None
+    return type(one) is type(other)
 
 
 def _wider(one: PrimitiveType, other: PrimitiveType) -> PrimitiveType | None:

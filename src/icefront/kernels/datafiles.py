@@ -29,7 +29,7 @@ from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels import vectors
 from icefront.kernels.codes import encode, groups, plain
-from icefront.kernels.projection import Projector
+from icefront.kernels.projection import Projector, agreeing
 from icefront.kernels.vectors import Positions
 
 BATCH_ROWS, WINDOW_ROWS = 128 * 1024, 512 * 1024
@@ -58,13 +58,15 @@ _PLAIN = (
 class Layout:
     """What reading files of a table needs beside their paths. Plain values: cheap to pickle.
 
-    `identities` names, by spec, the partition fields that hold a column's own value: field id → place in the partition.
+    `identities` names, by spec, the partition fields that hold a column's own value: field id → place in the partition. `replaced` are
+    the columns that took the place, and the id, of another one of their name with a type that has nothing to do with theirs.
     """
 
     schemas: Mapping[int, str]
     format_version: int
     identities: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     name_mapping: str | None = None
+    replaced: frozenset[int] = frozenset()
 
     def schema(self, schema_id: int) -> Schema:
         return optional(Schema.model_validate_json(self.schemas[schema_id]))
@@ -72,11 +74,13 @@ class Layout:
     def columns(self, ids: Collection[int], others: Iterable[Schema] = ()) -> Schema:
         """Make a schema of some columns, or members of them, also of those that are not in the newest schema any more.
 
-        The metadata may have forgotten a column together with the last schema that had it: then `others` are asked. Names are ours,
-        since a column may be called as another one was.
+        The metadata may have forgotten a column together with the last schema that had it: then `others` are asked; and only they know
+        which of two a column was that was replaced. Names are ours, since a column may be called as another one was.
         """
         schemas = [self.schema(i) for i in sorted(self.schemas)]
-        if not set(ids) <= {i for schema in schemas for i in schema.field_ids}:
+        if self.replaced & set(ids):
+            schemas = list(others)
+        elif not set(ids) <= {i for schema in schemas for i in schema.field_ids}:
             schemas = [*others, *schemas]
         found: dict[int, NestedField] = {}
         for schema in schemas:
@@ -119,13 +123,18 @@ class Files:
     layout: Layout
     _kept: _Kept = field(default_factory=_Kept, init=False, repr=False, compare=False)
 
-    def rows(self, file: DataEntry, schema: Schema, wanted: Mask | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def rows(
+        self, file: DataEntry, schema: Schema, wanted: Mask | None = None, *, strict: bool = False
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield batches, each with the position of the first row that it was made of.
 
         With `wanted` they have only those rows, and row groups without one are not read; in files of this machine no pages either.
+        A column that was replaced since the file was written is not there, or an error if `strict`.
         """
         with self._opened(file.path) as parquet:
-            projection = self._projection(parquet, schema, self._known(file, schema))
+            projection = self._projection(
+                parquet, schema, self._known(file, schema), frozenset() if strict else self.layout.replaced
+            )
             if wanted is not None and (path := _local(file.path)) and projection.skips(parquet):
                 windows = list(_windows(np.flatnonzero(wanted), _ends(parquet)))
                 # Each of them costs a little, however few pages it has.
@@ -192,12 +201,12 @@ class Files:
 
     def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
         """Mark the rows whose values in these columns some delete names."""
-        # As the newest has it: rows are older than their deletes, and columns only widen.
+        # As the newest has it: rows are older than their deletes, and columns only widen. A struct that is null is none of nulls.
         schema = self.layout.columns(ids, map(self._schema, sorted(deletes, key=lambda d: d.sequence)))
         named = self._named(schema, deletes)
         # The keys are prepared anew for each piece: let it be large beside them.
-        for start, piece in _pieces(self.rows(file, schema), 2 * named.num_rows):
-            dead[start : start + piece.num_rows] |= is_in(_members(piece), _members(named))
+        for start, piece in _pieces(self.rows(file, schema, strict=True), 2 * named.num_rows):
+            dead[start : start + piece.num_rows] |= is_in(piece, named)
 
     def _named(self, schema: Schema, deletes: Sequence[DeleteEntry]) -> pa.Table:
         """Read the rows that deletes name."""
@@ -221,8 +230,11 @@ class Files:
             # In nanoseconds, years that are far away would be others.
             yield pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
-    def _projection(self, parquet: pq.ParquetFile, schema: Schema, known: Mapping[int, Any]) -> _Projection:
-        chosen = [f for f in self._written(parquet).fields if Schema(f).field_ids & schema.field_ids]
+    def _projection(
+        self, parquet: pq.ParquetFile, schema: Schema, known: Mapping[int, Any], replaced: Collection[int] = ()
+    ) -> _Projection:
+        written = agreeing(self._written(parquet).fields, schema, replaced)
+        chosen = [f for f in written if Schema(f).field_ids & schema.field_ids]
         return _Projection(schema, Schema(*chosen), known, downcast=self.layout.format_version < 3)
 
     def _written(self, parquet: pq.ParquetFile) -> Schema:
@@ -339,7 +351,8 @@ def project(rows: pa.Table, written: Schema, schema: Schema) -> pa.Table:
     """Give rows of one schema the names and types of another, column by column as their ids say."""
     if written == schema:
         return rows
-    projection = _Projection(optional(schema), written, {}, downcast=False)
+    same = Schema(*agreeing(written.fields, schema, schema.field_ids))
+    projection = _Projection(optional(schema), same, {}, downcast=False)
     return pa.Table.from_batches([projection.projected(batch) for batch in rows.to_batches()], projection.arrow)
 
 
@@ -361,13 +374,6 @@ def _pieces(batches: Iterable[tuple[int, pa.RecordBatch]], rows: int) -> Iterato
             held, count = [], 0
     if held:
         yield begin, pa.Table.from_batches(held)
-
-
-def _members(rows: pa.Table) -> pa.Table:
-    """Put the members of structs in their place: of a struct that is null they are null."""
-    while any(pa.types.is_struct(kind) for kind in rows.schema.types):
-        rows = rows.flatten()
-    return rows
 
 
 def is_in(rows: pa.Table, named: pa.Table) -> Mask:

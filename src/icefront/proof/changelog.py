@@ -10,6 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from icefront.iceberg import history
+from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.history import Name
 from icefront.iceberg.view import View
 from icefront.proof.texts import printed, unbalanced
@@ -60,15 +61,27 @@ def _text(written: Schema, schema: Schema) -> Column:
 
 
 def _members(member: Callable[[str], Column], written: Sequence[NestedField], wanted: Sequence[NestedField]) -> Iterator[Column]:
-    """Find fields by their ids, at any depth; one that was not there yet has its initial default."""
+    """Find fields by their ids, at any depth; one that was not there yet, or was another one, has its initial default."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 — Spark is an extra, and slow to import
 
     known = {field.field_id: field for field in written}
     for field in wanted:
-        if (was := known.get(field.field_id)) is None:
+        if (was := known.get(field.field_id)) is None or not _akin(was.field_type, field.field_type):
             yield F.lit(field.initial_default)
         else:
             yield _shaped(member(was.name), was.field_type, field.field_type)
+
+
+def _akin(written: IcebergType, wanted: IcebergType) -> bool:
+    """Say whether a field is still the same one: `CREATE OR REPLACE` gives others of its name its id."""
+    match written, wanted:
+        case StructType(), StructType():
+            return True
+        case ListType(), ListType():
+            return _akin(written.element_type, wanted.element_type)
+        case MapType(), MapType():
+            return _akin(written.key_type, wanted.key_type) and _akin(written.value_type, wanted.value_type)
+    return written == wanted or can_widen(written, wanted) or can_widen(wanted, written)
 
 
 def _shaped(column: Column, written: IcebergType, wanted: IcebergType) -> Column:
