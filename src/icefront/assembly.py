@@ -19,7 +19,7 @@ from icefront.iceberg.partitions import PartitionField
 from icefront.iceberg.types import print_type
 from icefront.pipeline import Route, Unroutable
 from icefront.settings import PipelineSettings, Target, reveal
-from icefront.settings.keys import key_columns, keys_unknown
+from icefront.settings.keys import key_columns, keys_unknown, refuse_members
 from icefront.settings.pipeline import is_pattern
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 from icefront.spark.job import Work, infer_columns, write_epoch
@@ -110,6 +110,8 @@ class Routes:
         mode = target.mode_with(keys)
         if mode == "upsert" and not keys:
             raise keys_unknown(target, settings.source.kind)
+        if mode == "upsert" and settings.source.iceberg is not None:
+            refuse_members(settings, target, keys, self._source.sample(target.source_table))
         catalog = settings.project.catalogs[target.sink.catalog]
         declared = "partition_by" in target.sink.model_fields_set
         fields = tuple(PartitionField(f.transform, f.column, f.argument) for f in target.sink.partition_by)

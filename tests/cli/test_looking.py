@@ -1,13 +1,14 @@
 """check, status and epochs, without a JVM: tables are made as a run would leave them."""
 
 import json
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, LongType, NestedField
+from pyiceberg.types import DoubleType, LongType, NestedField, StructType
 from typer.testing import Result
 
 from icefront.api import Pipeline
@@ -40,6 +41,19 @@ def status_of(shop: Shop, *options: str) -> tuple[Result, dict[str, Any]]:
 
 def facts(result: Result) -> list[str]:
     return [finding["fact"] for finding in json.loads(result.stdout) if finding["level"] == "error"]
+
+
+# ── check ──────────────────────────────────────────────────────────────────────────────────
+def test_check_refuses_identifier_fields_within_structs(shop):
+    member = NestedField(3, "id", LongType(), required=True)
+    fields = [NestedField(1, "id", LongType(), required=True), NestedField(2, "s", StructType(member), required=True)]
+    shop.table(Schema(*fields, identifier_field_ids=[3]))
+    followed = {"source": {"iceberg": {"table": TARGET}}, "sink": {"iceberg": {"table": "lake.shop.copy"}}}
+    shop.write(**followed, keys=None)
+    (fact,) = facts(icefront("check", shop.file, "--json"))
+    assert re.search(rf"orders\.yaml:\d+:\d+: .*identifier field s\.id of {TARGET} is a member of a struct", fact)
+    shop.write(**followed, keys=["id"])
+    assert facts(icefront("check", shop.file, "--json")) == []
 
 
 # ── status ─────────────────────────────────────────────────────────────────────────────────

@@ -93,6 +93,21 @@ def test_an_upsert_needs_identifier_fields_or_keys(replica: Replica) -> None:
     assert replica.check_caught_up() == 2
 
 
+def test_a_member_of_a_struct_is_no_key(replica: Replica) -> None:
+    replica.create(columns="id bigint, s struct<id: bigint NOT NULL> NOT NULL", identifier="s.id")
+    replica.sql("INSERT INTO T VALUES (1, named_struct('id', 1)), (1, named_struct('id', 2))")
+    place = r"replica\.yaml:\d+:\d+: "
+    with pytest.raises(
+        ConfigError, match=f"{place}.*identifier field s.id of {replica.source} is a member of a struct"
+    ) as refused:
+        replica.follow()
+    assert "`keys: [id]`; or write `mode: append`" in str(refused.value)
+    with pytest.raises(ConfigError, match=f"{place}keys: key s.id of {replica.source} is a member of a struct"):
+        replica.follow(keys=["s.id"])
+    replica.follow(mode="append")
+    assert replica.check_caught_up() == 1
+
+
 def test_appending_stops_at_a_delete(replica: Replica) -> None:
     replica.create(identifier=None)
     replica.sql("INSERT INTO T VALUES (1, 'a', 1), (1, 'a', 1)")

@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
 from structlog.testing import capture_logs
 
 from icefront.core.epochs import Epoch
@@ -96,6 +96,22 @@ def advance(
             else:
                 told += [(row[OP], row["id"], row["v"], row[WALL], row[ORDER]) for row in item.to_pylist()]
     return source.reached(epoch, position, ()), upper, sorted(told)
+
+
+# ── keys ───────────────────────────────────────────────────────────────────────────────────
+def test_identifier_fields_are_named_in_full(tmp_path: Path) -> None:
+    """A member of a struct is not the column that has its name."""
+    member = NestedField(4, "id", LongType(), required=True)
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "s", StructType(member), required=True),
+        NestedField(3, "a", LongType(), required=True),
+        identifier_field_ids=[3, 4],
+    )
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("t")
+    assert source(Followed(catalog.create_table("t.nested", schema))).keys("") == ["s.id", "a"]
+    assert source(Followed(catalog.create_table("t.flat", SCHEMA))).keys("") == ["id"]
 
 
 # ── the timeline ───────────────────────────────────────────────────────────────────────────

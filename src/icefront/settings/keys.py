@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from icefront.core.errors import ConfigError
 from icefront.settings.pipeline import PipelineSettings, Target
@@ -24,6 +24,19 @@ def key_columns(settings: PipelineSettings, target: Target, own: Sequence[str] |
             "deletes name rows by the feed's key: use it, or leave `keys` out",
         )
     return own
+
+
+def refuse_members(settings: PipelineSettings, target: Target, keys: Sequence[str], columns: Collection[str]) -> None:
+    """Refuse keys that are members of structs in the source's table: epochs are netted, and rows deleted, by columns."""
+    for key in keys:
+        if key not in columns and key.partition(".")[0] in columns:
+            table = target.path[:-2]
+            place, what = ((*table, "keys"), "key") if target.keys else (table or ("source", "iceberg"), "identifier field")
+            raise settings.problem(
+                place,
+                f"{what} {key} of {target.source_table} is a member of a struct, and the keys of a pipeline are columns",
+                "name columns that tell rows apart: `keys: [id]`; or write `mode: append`",
+            )
 
 
 def keys_unknown(target: Target, kind: str = "changefeed") -> ConfigError:

@@ -24,7 +24,7 @@ from icefront.core.errors import ConnectionFailed, FrontierGap, IcefrontError, S
 from icefront.core.marks import Identity, Position
 from icefront.core.ports import Observation, Report, Split
 from icefront.core.timestamps import ORIGIN
-from icefront.iceberg import statediff
+from icefront.iceberg import history, statediff
 from icefront.iceberg.history import Step
 from icefront.iceberg.statediff import FileChange
 from icefront.iceberg.view import View
@@ -108,11 +108,12 @@ class IcebergSource:
         return [self._view.table]
 
     def keys(self, table: str) -> Sequence[str] | None:
-        """Name the table's identifier fields."""
+        """Name the table's identifier fields in the order of its columns, members of structs in full: `s.id` is not `id`."""
         del table
         schema = self.metadata.schema()
-        found = [schema.find_field(i).name for i in schema.identifier_field_ids]
-        return [f.name for f in schema.fields if f.name in found] or None
+        columns = [f.name for f in schema.fields]
+        paths = [history.path(schema.fields, i) for i in schema.identifier_field_ids]
+        return [".".join(path) for path in sorted(paths, key=lambda path: columns.index(path[0]))] or None
 
     def sample(self, table: str) -> Collection[str]:
         del table

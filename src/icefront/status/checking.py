@@ -23,7 +23,7 @@ from icefront.core.protocol import check_lineage, check_resume
 from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.partitions import PartitionField
 from icefront.settings import Target
-from icefront.settings.keys import keys_unknown
+from icefront.settings.keys import keys_unknown, refuse_members
 from icefront.settings.problems import closest
 from icefront.status.look import Look, other_pipelines, read_head
 from icefront.status.targets import human_time
@@ -151,6 +151,8 @@ def _checked_keys(look: Look, target: Target) -> Sequence[str]:
         return ()
     if not keys and target.source_table in look.source_tables:
         raise keys_unknown(target, look.settings.source.kind)
+    if look.follows:
+        refuse_members(look.settings, target, keys, look.following(target).sample(target.source_table))
     return keys
 
 
