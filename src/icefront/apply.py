@@ -56,7 +56,7 @@ def apply_changes(
     df: DataFrame,
     table: str,
     *,
-    keys: Sequence[str],
+    keys: str | Sequence[str],
     query: str,
     batch: int,
     sequence_by: str | None = None,
@@ -80,7 +80,8 @@ def apply_changes(
     from icefront.spark.frames import FrameWork, write_frame  # noqa: PLC0415
 
     spark = df.sparkSession
-    wanted = IcebergTarget(pipeline=query, table=table, keys=tuple(keys), properties=properties or {})
+    keys = (keys,) if isinstance(keys, str) else tuple(keys)
+    wanted = IcebergTarget(pipeline=query, table=table, keys=keys, properties=properties or {})
     sink = IcebergSink(spark, wanted)
     schema = sink.open()
     if schema is None:
@@ -95,7 +96,7 @@ def apply_changes(
     epoch = Epoch(mark.frontier, upper)
     fresh = mark.frontier == ORIGIN and sink.is_empty()
     arrow = schema_to_pyarrow(schema, include_field_ids=True)
-    work = FrameWork(sink.writer(epoch, schema, fresh=fresh), arrow.serialize().to_pybytes(), tuple(keys), sequence_by, op)
+    work = FrameWork(sink.writer(epoch, schema, fresh=fresh), arrow.serialize().to_pybytes(), keys, sequence_by, op)
     files, counts = write_frame(df, work)
     staged = Staged(
         pipeline=query,

@@ -27,7 +27,7 @@ def changes(
     from_snapshot: Name | None = None,
     to_snapshot: Name | None = None,
     *,
-    keys: Sequence[str] | None = None,
+    keys: str | Sequence[str] | None = None,
     net: bool = False,
 ) -> DataFrame:
     """Return what changed in `table` after `from_snapshot` up to and with `to_snapshot`.
@@ -38,7 +38,7 @@ def changes(
 
     The columns are those of `create_changelog_view`: the row's (as the last snapshot has them), `_change_type`, `_change_ordinal`,
     `_commit_snapshot_id`, `_commit_timestamp`. An update is an UPDATE_BEFORE and an UPDATE_AFTER if `keys` tell rows apart; they
-    default to the table's identifier fields. Pass `keys=[]` for none, `keys=["_row_id"]` for the row ids of format 3.
+    default to the table's identifier fields. Pass `keys=[]` for none, `keys="_row_id"` for the row ids of format 3.
     """
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 — Spark is an extra, and slow to import
 
@@ -57,6 +57,7 @@ def changes(
     for name in output.names:
         if name in {field.name for field in OUTPUT}:
             raise ConfigError(f"table {table} has a column {name} of its own", "rename it: the changes need that name")
+    keys = [keys] if isinstance(keys, str) else keys
     key_ids, by_row_id = view.key_ids(last, keys), view.is_by_row_id(last, keys)
     manifests = view.manifests()
     planned = view.plan(steps, manifests)

@@ -40,7 +40,7 @@ def test_a_batch_is_netted_by_sequence_and_applied(spark: Any, table: str) -> No
     done = apply(frame(spark, [(1, "a", 1, "c"), (1, "b", 2, "u"), (2, "x", 1, "insert"), (2, None, 3, "d")]), table, 0)
     assert (done.upserts, done.deletes) == (1, 1)
     assert state(spark, table) == {1: "b"}
-    apply(frame(spark, [(1, None, 9, "delete"), (3, "c", 9, "1")]), table, 1)
+    apply(frame(spark, [(1, None, 9, "delete"), (3, "c", 9, "1")]), table, 1, keys="id")
     assert state(spark, table) == {3: "c"}
 
 

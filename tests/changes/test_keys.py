@@ -36,6 +36,7 @@ def test_a_renamed_key_pairs_before_and_after(spark: Any, table: str, mode: str)
     first = snapshots(spark, table)[0]
     assert told(spark, table, first) == images
     assert told(spark, table, first, keys=["pk"]) == images
+    assert told(spark, table, first, keys="pk") == images, "one name is one key"
 
 
 def test_columns_that_swap_their_names_stay_the_keys_that_they_are(spark: Any, table: str, mode: str) -> None:
