@@ -24,6 +24,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from icefront.cli.values import as_json
 from icefront.core.errors import ConfigError, Overcompacted
 from icefront.iceberg.history import Step, as_wide, find, steps
 
@@ -91,6 +92,16 @@ def test_a_snapshot_is_named_by_id_tag_branch_or_time(name: Any, number: int) ->
     found = find("t", LINE, name)
     assert found is not None
     assert found.snapshot_id == number
+
+
+def test_a_time_that_was_shown_names_its_snapshot() -> None:
+    """To the millisecond: as floats some of these times are a little before themselves."""
+    for milliseconds in range(1_000_000_000_000, 4_000_000_000_000, 7_777_777_777):
+        first, then = (snapshot(i, i - 1 or None).model_copy(update={"timestamp_ms": milliseconds + i - 2}) for i in (1, 2))
+        shown = as_json(datetime.fromtimestamp(milliseconds / 1000, UTC))
+        found = find("t", metadata(first, then, current=2), shown)
+        assert found is not None
+        assert found.snapshot_id == 2, shown
 
 
 def test_names_that_are_none_are_told() -> None:

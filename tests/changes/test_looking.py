@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 
-from icefront.cli import changing
+from icefront.cli import changing, show
 from icefront.proof.changelog import Difference, verify
 from tests.changes.oracle import snapshots
 from tests.changes.test_changes import create
@@ -61,6 +64,48 @@ def test_a_commit_between_changes_and_proof_makes_no_difference(spark: Any, tabl
     monkeypatch.setattr(changing, "verify", late)
     assert look(spark, table, proof=True)[2] == []
     assert look(spark, table, end="b", proof=True)[2] == []
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process far from Greenwich."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("elsewhere")
+def test_values_are_json_and_times_are_utc_wherever_it_runs(spark: Any, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = "id bigint, at timestamp, wall timestamp_ntz, days map<date, int>, parts map<binary, struct<x: double>>, v string"
+    create(spark, table, columns=columns)
+    spark.sql(
+        f"INSERT INTO {table} SELECT 1, timestamp'2026-01-31T12:00:00Z', timestamp_ntz'2026-01-31T12:00:00', "
+        "map(date'2026-01-31', 1), map(X'00FF', named_struct('x', double('NaN'))), 'a\tb'"
+    )
+    spark.sql(f"INSERT INTO {table} SELECT 2, null, null, map(), null, null")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        rows = look(spark, table)[0]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    show.print_json(rows)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["at"], first["wall"]) == ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00")
+    assert first["days"] == [{"key": "2026-01-31", "value": 1}]
+    assert first["parts"] == [{"key": "AP8=", "value": {"x": "NaN"}}]
+    assert (second["at"], second["days"]) == (None, [])
+    shown = [datetime.fromisoformat(row["_commit_timestamp"]) for row in (first, second)]
+    assert shown[0] <= shown[1] <= datetime.now(UTC)
+    assert datetime.now(UTC) - shown[0] < timedelta(minutes=5)
+    assert [row["id"] for row in look(spark, table, first["_commit_timestamp"])[0]] == [2], "a time that was shown can be given"
+    changing._print(rows, (), more=False, proof=False)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert printed[1].split("\t")[:2] == ["1", "2026-01-31T12:00:00Z"]
+    assert first["_commit_timestamp"] in printed[1].split("\t")
 
 
 @pytest.mark.parametrize("as_json", [True, False])

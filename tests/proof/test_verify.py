@@ -1,6 +1,7 @@
 """Verifying by Spark: equal tables are found equal, and every kind of difference is found."""
 
 from dataclasses import replace
+from datetime import UTC
 
 import pytest
 
@@ -54,7 +55,9 @@ def test_rows_that_someone_else_changed_are_found_and_shown(lake, feed, table):
     assert not found.equal
     assert {kind: n for kind, n in found.difference.counts.items() if n} == {"missing": 1, "extra": 1, "differing": 1}
     assert [row["id"] for row in found.difference.missing] == [first]
-    assert [row["id"] for row in found.difference.extra] == [1000000]
+    (extra,) = found.difference.extra
+    assert extra["id"] == 1000000
+    assert extra["created_at"].tzinfo is UTC, "an instant says its zone"
     (value,) = found.difference.differing
     assert (value.key, value.column, value.actual) == ((second,), "status", "lost")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from icefront.api import Pipeline
 from icefront.cli import show
@@ -13,6 +14,7 @@ from icefront.cli.errors import tell_error
 from icefront.cli.files import named_or_all
 from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
 from icefront.settings import load_project
+from icefront.settings.secrets import masked
 from icefront.status import Finding, Level, State, TargetStatus, UpkeepStatus, lags
 from icefront.status import check as check_file
 from icefront.status import epochs as epochs_of
@@ -30,7 +32,7 @@ def doctor(*, as_json: bool) -> None:
     if as_json:
         show.print_json([{"name": f.name, "level": f.level.value, "found": f.found, "fix": f.fix} for f in findings])
     else:
-        rows = [(show.state(f.level.value), f.name, f.found + (f"\n→ {f.fix}" if f.fix else "")) for f in findings]
+        rows = [(show.state(f.level.value), f.name, Text(masked(f.found + (f"\n→ {f.fix}" if f.fix else "")))) for f in findings]
         show.print_rows(("state", "what", "found"), rows)
     missing = [f.name for f in findings if f.level.value == "missing"]
     if missing:

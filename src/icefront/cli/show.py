@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icefront.cli.errors import tell
+from icefront.cli.values import json_text, on_one_line
 from icefront.core.timestamps import Timestamp
 from icefront.settings.secrets import masked
 from icefront.status.targets import human_time
@@ -54,23 +54,30 @@ def say(line: str) -> None:
 
 
 def print_json(value: object) -> None:
-    say(json.dumps(value, default=str, ensure_ascii=False))
+    say(json_text(value))
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table: lines and colours on a screen, tabs between plain cells in a pipe."""
-    held = [[cell if isinstance(cell, Text) else Text(masked(cell)) for cell in row] for row in rows]
+    """Print a table: lines and colours on a screen, tabs between plain cells in a pipe.
+
+    A plain cell is a value of somebody's: it stays on its line, and says nothing to the terminal. A `Text` is our own.
+    """
+    header, *held = [[_shown(cell) for cell in row] for row in (columns, *rows)]
     if not sys.stdout.isatty():
-        for row in [[Text(column) for column in columns], *held]:
+        for row in (header, *held):
             sys.stdout.write("\t".join(cell.plain for cell in row) + "\n")
         sys.stdout.flush()
         return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
+    for column in header:
         table.add_column(column, overflow="fold")
     for row in held:
         table.add_row(*row)
     console().print(table)
+
+
+def _shown(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(on_one_line(masked(cell)))
 
 
 def state(word: str) -> Text:
@@ -149,5 +156,5 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 def plain(value: Any) -> str:
     """Print a row or a value on one line."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = json_text(value)
     return text if len(text) <= 400 else f"{text[:399]}…"

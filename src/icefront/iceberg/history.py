@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyiceberg.schema import Schema
@@ -21,6 +21,7 @@ from icefront.iceberg import summary
 from icefront.iceberg.evolution import can_widen
 
 MAIN = "main"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Name = int | str | datetime
 """Of a snapshot: its id, a tag or branch, or a time (the snapshot that was current then)."""
 
@@ -83,7 +84,8 @@ def _of_id(table: str, metadata: TableMetadata, number: int) -> Snapshot:
 
 def _at(table: str, metadata: TableMetadata, time: datetime) -> Snapshot:
     """Return what was current at a time; a time without zone is UTC."""
-    at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000
+    # In whole numbers: a float may fall short of the very commit whose time it is.
+    at = ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
     passed = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at]
     if not passed:
         first = min((entry.timestamp_ms for entry in metadata.snapshot_log), default=None)

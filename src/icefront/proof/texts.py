@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _EXACT = {
     "ignoreNullFields": "false",
+    "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }

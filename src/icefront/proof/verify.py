@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from typing import IO, TYPE_CHECKING, Any
 
 from pyiceberg.schema import Schema
@@ -203,8 +204,11 @@ def _renamed(expected: Expected, schema: Schema, renames: Mapping[str, str]) -> 
 
 def _read(spark: SparkSession, point: Point) -> Iterator[Row]:
     frame = spark.sql(f"SELECT * FROM {_quoted(point.target.name)} VERSION AS OF {point.snapshot}")  # noqa: S608 — our own names
+    instants = [name for name, kind in frame.dtypes if kind == "timestamp"]
     for row in frame.toLocalIterator(prefetchPartitions=True):
-        yield row.asDict(recursive=True)
+        found = row.asDict(recursive=True)
+        # Spark gives instants in the zone of this process, and does not say so: shown, they would be other times.
+        yield found | {name: found[name].astimezone(UTC) for name in instants if found[name] is not None}
 
 
 def _quoted(table: str) -> str:
