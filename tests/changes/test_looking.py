@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import typer
 
+import icefront
 from icefront.cli import changing, show
+from icefront.core.errors import ConfigError
 from icefront.proof.changelog import Difference, verify
 from tests.changes.oracle import snapshots
 from tests.changes.test_changes import create
@@ -123,3 +125,12 @@ def test_differences_are_shown_and_end_with_their_own_code(
         assert json.loads(printed)["differences"] == [{"row": "one row", "times": -2}]
     else:
         assert "different: 2 × not often enough: one row" in printed
+
+
+@pytest.mark.spark
+def test_a_metadata_table_is_none_to_work_on(spark: Any, table: str) -> None:
+    create(spark, table)
+    for work in (icefront.changes, icefront.settle, icefront.compact, icefront.expire):
+        with pytest.raises(ConfigError, match=f"{table}.snapshots is a metadata table") as refused:
+            work(spark, f"{table}.snapshots")
+        assert refused.value.next_step == f"name the table itself: {table}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import structlog
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
@@ -45,6 +46,8 @@ JAVA_ERRORS = (Py4JError, CapturedException)
 _PAUSE, _LONGEST_PAUSE = 0.1, 0.5
 """Seconds between a conflict and the next attempt: two writers in step must not stay in step, and a busy catalog is spared."""
 
+_METADATA_TABLE = "org.apache.iceberg.BaseMetadataTable"
+"""What a catalog returns for `catalog.namespace.table.snapshots` and the like."""
 _CLOCKS_DIFFER = 60_000
 """By so many milliseconds Iceberg lets a commit be older than the one before it."""
 
@@ -255,6 +258,8 @@ class Gateway:
             if java_class(error).endswith(("NoSuchTableException", "NoSuchNamespaceException")):
                 return None
             raise translate(error) from error
+        if is_instance_of(self.spark.sparkContext._gateway, table, _METADATA_TABLE):  # noqa: SLF001
+            raise ConfigError(f"{name} is a metadata table", f"name the table itself: {name.rpartition('.')[0]}")
         return JavaTable(self, name, table)
 
     def locate(self, name: str) -> tuple[JavaObject, JavaObject]:
