@@ -12,9 +12,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, FloatType, IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
 from icefront.kernels import changelog
-from icefront.kernels.changelog import Diff, cancel, changes
+from icefront.kernels.changelog import Diff, cancel, changes, hashes
+from icefront.kernels.codes import encode
+from icefront.kernels.datafiles import project
 from tests.kernels.test_codes_nested import KINDS, spelled
 
 PLAIN: dict[str, tuple[Any, pa.DataType]] = {
@@ -126,3 +131,125 @@ def test_nanoseconds_count() -> None:
     found = cancel(Diff(table(schema, [(1_000,), (1_001,)]), table(schema, [(1_001,), (1_002,)])))
     assert found.left["at"].cast(pa.int64()).to_pylist() == [1_000]
     assert found.came["at"].cast(pa.int64()).to_pylist() == [1_002]
+
+
+# ── hashes ─────────────────────────────────────────────────────────────────────────────────
+@given(sides(), st.data())
+def test_rows_that_are_equal_have_equal_hashes(drawn: Any, data: st.DataObject) -> None:
+    """Wherever they were cut out of, in whatever order their maps have their entries, whatever lies below their nulls."""
+    schema, left, came = drawn
+    cut = data.draw(st.integers(0, len(came)))
+    one = table(schema, left)
+    other = table(schema, [*left, *([tuple(map(turned, row)) for row in came])]).slice(len(left))
+    other = soiled(pa.concat_tables([other.slice(0, cut), other.slice(cut)]))
+    assert multiset(other) == multiset(table(schema, came))
+    codes, _ = encode(pa.concat_tables([one, other]).columns)
+    agree(codes.tolist(), [*hashes(one), *hashes(other)])
+
+
+def agree(codes: list[int], found: list[Any]) -> None:
+    known: dict[int, Any] = {}
+    assert [known.setdefault(code, one) for code, one in zip(codes, found, strict=True)] == found
+
+
+def turned(value: Any) -> Any:
+    """A value whose maps, which are lists of pairs, have their entries in another order."""
+    match value:
+        case dict():
+            return {name: turned(member) for name, member in value.items()}
+        case list() if value and isinstance(value[0], tuple):
+            return [(key, turned(item)) for key, item in reversed(value)]
+        case list():
+            return list(map(turned, value))
+    return value
+
+
+def soiled(rows: pa.Table) -> pa.Table:
+    """The same rows; below the nulls of nested columns lies what lies in the row before."""
+    return pa.table(
+        [below_nulls(c.combine_chunks()) if pa.types.is_nested(c.type) else c for c in rows.columns], schema=rows.schema
+    )
+
+
+def below_nulls(column: pa.Array) -> pa.Array:
+    valid = [i for i in range(len(column)) if column[i].is_valid]
+    if not valid or not column.null_count:
+        return column
+    full = column.take(pa.array([max((v for v in valid if v <= i), default=valid[0]) for i in range(len(column))]))
+    bits = np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
+    buffers = [pa.py_buffer(bits), *full.buffers()[1 : full.type.num_buffers]]
+    children = [full.field(i) for i in range(full.type.num_fields)] if pa.types.is_struct(full.type) else [elements(full)]
+    return pa.Array.from_buffers(column.type, len(full), buffers, children=children)
+
+
+def elements(column: pa.Array) -> pa.Array:
+    if not pa.types.is_map(column.type):
+        return column.values
+    fields = [column.type.key_field, column.type.item_field]
+    return pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
+
+
+def nested(first: NestedField, second: NestedField, element: NestedField, value: Any) -> Schema:
+    """A schema without flat columns, in one of its versions."""
+    return Schema(
+        NestedField(1, "s", StructType(first, second), required=False),
+        NestedField(2, "l", ListType(20, StructType(element), element_required=False), required=False),
+        NestedField(3, "m", MapType(30, StringType(), 31, value, value_required=False), required=False),
+    )
+
+
+OLD = nested(
+    NestedField(10, "a", IntegerType(), required=False),
+    NestedField(11, "b", FloatType(), required=False),
+    NestedField(21, "x", IntegerType(), required=False),
+    IntegerType(),
+)
+NEW = nested(
+    NestedField(11, "a", DoubleType(), required=False),
+    NestedField(10, "b", LongType(), required=False),
+    NestedField(21, "y", LongType(), required=False),
+    LongType(),
+)
+NUMBERS = st.sampled_from([0, 1, None])
+ROWS = st.tuples(
+    st.none() | st.tuples(NUMBERS, st.sampled_from([0.0, -0.0, math.nan, None])),
+    st.none() | st.lists(st.none() | NUMBERS.map(lambda x: (x,)), max_size=2),
+    st.none() | st.dictionaries(st.sampled_from("ab"), NUMBERS).map(lambda d: list(d.items())),
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 7))
+def test_rows_of_an_older_schema_have_the_hashes_of_the_newer(drawn: list[Any], start: int) -> None:
+    """Members that were renamed, put elsewhere and widened since."""
+
+    def shaped(names: tuple[str, str, str], *, swapped: bool) -> list[tuple[Any, ...]]:
+        a, b, x = names
+        return [
+            (
+                s and ({a: s[1], b: s[0]} if swapped else {a: s[0], b: s[1]}),
+                None if items is None else [e and {x: e[0]} for e in items],
+                m,
+            )
+            for s, items, m in drawn
+        ]
+
+    old = table(schema_to_pyarrow(OLD, include_field_ids=False), shaped(("a", "b", "x"), swapped=False))
+    new = table(schema_to_pyarrow(NEW, include_field_ids=False), shaped(("a", "b", "y"), swapped=True))
+    now = project(old.slice(start), OLD, NEW)
+    assert multiset(now) == multiset(new.slice(start))
+    assert hashes(now).tolist() == hashes(new)[start:].tolist()
+
+
+MANY = {
+    "struct": ([{"s": {"x": i}} for i in range(1000)], pa.struct({"s": pa.struct({"x": pa.int64()})})),
+    "list": ([[1, i] for i in range(1000)], pa.list_(pa.int64())),
+    "list of structs": ([[{"x": f"{i}"}] for i in range(1000)], pa.list_(pa.struct({"x": pa.string()}))),
+    "map": ([[("a", i)] for i in range(1000)], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_rows_without_flat_columns_are_spread(kind: str) -> None:
+    found = hashes(pa.table({"c": pa.array(*MANY[kind])}))
+    assert len(set(found.tolist())) == 1000
+    assert np.bincount((found % np.uint64(16)).astype(np.int64), minlength=16).min() > 30

@@ -43,10 +43,14 @@ class Diff:
 def hashes(rows: pa.Table, columns: Sequence[Path] = ()) -> Hashes:
     """Hash rows, or some of their columns: equal rows have equal hashes, in every process."""
     chosen = _picked(rows, columns) if columns else rows.columns
-    if not chosen:
-        return np.zeros(rows.num_rows, np.uint64)
-    frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(_hashable(column))) for i, column in enumerate(chosen)])
-    return frame.hash_rows(seed=0).to_numpy()
+    return _hashed([part for column in chosen for part in _parts(plain(column))], rows.num_rows)
+
+
+def _hashed(parts: Sequence[pa.Array], count: int) -> Hashes:
+    if not parts:
+        return np.zeros(count, np.uint64)
+    # Of floats all NaN have one hash here, and so have both zeros: what is equal has.
+    return pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)]).hash_rows(seed=0).to_numpy()
 
 
 def _picked(rows: pa.Table, paths: Sequence[Path]) -> list[pa.ChunkedArray]:
@@ -54,15 +58,34 @@ def _picked(rows: pa.Table, paths: Sequence[Path]) -> list[pa.ChunkedArray]:
     return [reduce(lambda column, name: pc.struct_field(column, [name]), path[1:], rows[path[0]]) for path in paths]
 
 
-def _hashable(column: pa.ChunkedArray) -> pa.Array:
-    """Give floats one NaN and one zero, uuids their bytes; of nested values hash only how many there are: exactness comes later."""
-    whole = plain(column)
-    kind = whole.type
-    if pa.types.is_nested(kind):
-        return whole.is_null() if pa.types.is_struct(kind) or pa.types.is_map(kind) else pc.list_value_length(whole)
-    if pa.types.is_fixed_size_binary(kind):
-        return whole.cast(pa.binary())
-    return whole
+def _parts(column: pa.Array) -> Iterator[pa.Array]:
+    """Take a column apart into what can be hashed: of structs the members, of lists and maps one number for all that is in them.
+
+    Equal values have equal parts. The reverse need not hold, exactness comes later; but rows without flat columns are spread too.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        yield column.is_null()
+        for member in column.flatten():  # of a struct that is null they are null, whatever lies below
+            yield from _parts(plain(member))
+    elif pa.types.is_map(kind):
+        whole = pa.concat_arrays([column])  # a slice's children are those of the whole
+        yield _summed(whole, [*_parts(plain(whole.keys)), *_parts(plain(whole.items))])
+    elif pa.types.is_nested(kind):
+        whole = pa.concat_arrays([column])
+        yield _summed(whole, list(_parts(plain(whole.values))))
+    elif pa.types.is_fixed_size_binary(kind):
+        yield column.cast(pa.binary())
+    else:
+        yield column
+
+
+def _summed(column: pa.Array, elements: Sequence[pa.Array]) -> pa.Array:
+    """Add up the hashes of each row's elements: a map is the same in whatever order it has its entries."""
+    offsets = column.offsets.to_numpy()
+    # Numbers of 64 bits wrap around: differences of sums are right nevertheless.
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_hashed(elements, int(offsets[-1])))])
+    return pa.array(sums[offsets[1:]] - sums[offsets[:-1]], mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def cancel(diff: Diff, columns: Sequence[str] | None = None) -> Diff:
