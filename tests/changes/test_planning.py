@@ -47,6 +47,31 @@ def test_many_manifests_are_read_in_spark(spark: Any, busy: str, monkeypatch: py
     assert sum(asked) == len(view.manifests().of(view.metadata.current_snapshot())), "each is read once"
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_append_opens_only_its_own_manifest(spark: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever deletes the table has: they are older."""
+    create(spark, table, version=version, **{"commit.manifest-merge.enabled": "false"})
+    spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(9)")
+    spark.sql(f"DELETE FROM {table} WHERE id = 3")
+    Streaming(spark, table).commit(deletes=[{"id": 4}])
+    spark.sql(f"INSERT INTO {table} VALUES (4, 'back', 0)")
+    view = View.of(spark, table)
+    *_, step = history.steps(view.metadata, None, view.metadata.current_snapshot(), net=False)
+    opened: list[str] = []
+    read = live.entries
+
+    def watched(io: Any, ref: Ref, ids: Ids) -> Entries:
+        opened.append(ref.path)
+        return read(io, ref, ids)
+
+    monkeypatch.setattr(live, "entries", watched)
+    (change,) = view.plan([step])[step.ordinal]
+    old, new = (view.manifests().of(snapshot) for snapshot in (step.parent, step.snapshot))
+    assert (change.before, change.after) == (None, ())
+    assert len([ref for ref in old.values() if not ref.has_data]) == 2
+    assert opened == list(new.keys() - old.keys())
+
+
 def test_every_task_gets_its_own_files_and_no_others(spark: Any, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many tasks there are, they read the same."""
     expected = sorted(map(str, changes(spark, busy).collect()))

@@ -34,7 +34,11 @@ class Snapshot:
         self.manifests = manifests
 
     def files(self) -> dict[str, Ref]:
-        return {path: Ref(path, 0, 1, 0, not isinstance(listed[0], DeleteEntry), None) for path, listed in self.manifests.items()}
+        return {path: self.ref(path, listed) for path, listed in self.manifests.items()}
+
+    def ref(self, path: str, listed: Sequence[Any]) -> Ref:
+        """A manifest, as old as the youngest that it lists; most are younger, by rewriting."""
+        return Ref(path, 0, 1, max(entry.sequence for entry in listed), not isinstance(listed[0], DeleteEntry), None)
 
 
 def listing(files: Sequence[Any], metrics: Metrics, ids: Ids) -> Listing:
@@ -165,11 +169,50 @@ def test_position_deletes_beside_a_vector_touch_nothing() -> None:
     assert diff(old, new) == []
 
 
-def test_an_append_opens_only_its_own_manifest() -> None:
+OLDER: dict[str, list[DeleteEntry]] = {
+    "no deletes": [],
+    "equality deletes": [EQUALITY, GLOBAL],
+    "vectors": [VECTOR, replace(VECTOR, path="other", referenced="f1", sequence=6)],
+    "position deletes": [POSITION],
+}
+
+
+@pytest.mark.parametrize("deletes", OLDER.values(), ids=OLDER)
+def test_an_append_opens_only_its_own_manifest(deletes: list[DeleteEntry]) -> None:
+    """Deletes that the table has are older than what is appended, and cannot hold for it."""
     opened: list[str] = []
-    many = {f"m{i}": [replace(FILE, path=f"f{i}")] for i in range(9)}
-    (change,) = diff(Snapshot(**many), Snapshot(**many, new=[replace(FILE, path="n")]), opened)
-    assert (change.file.path, opened) == ("n", ["new"])
+    many: dict[str, Any] = {f"m{i}": [replace(FILE, path=f"f{i}")] for i in range(9)}
+    many |= {f"x{i}": [delete] for i, delete in enumerate(deletes)}
+    new = replace(FILE, path="n", sequence=7)
+    (change,) = diff(Snapshot(**many), Snapshot(**many, new=[new]), opened)
+    assert (change, set(opened)) == (FileChange(new, None, ()), {"new"})
+
+
+@pytest.mark.parametrize(
+    ("sequence", "deletes", "opened"),
+    [
+        (5, {"pos", "eq"}, {"new", "p", "e"}),
+        (6, set(), {"new", "e"}),
+        (7, set(), {"new"}),
+        (0, {"pos", "eq"}, {"new", "p", "e"}),
+    ],
+)
+def test_a_file_that_came_with_an_older_number_has_the_deletes_from_then_on(
+    sequence: int, deletes: set[str], opened: set[str]
+) -> None:
+    """As one that a rewrite made of older ones. Position deletes hold for files of their own number, equality deletes do not."""
+    found: list[str] = []
+    shared: dict[str, Any] = {"m": [FILE], "p": [POSITION], "e": [EQUALITY]}
+    (change,) = diff(Snapshot(**shared), Snapshot(**shared, new=[replace(FILE, path="n", sequence=sequence)]), found)
+    assert {d.path for d in change.after or ()} == deletes
+    assert set(found) == opened
+
+
+def test_one_old_file_among_young_ones_is_enough_to_look() -> None:
+    shared: dict[str, Any] = {"m": [FILE], "p": [POSITION]}
+    young, old = replace(FILE, path="y", sequence=7), replace(FILE, path="o")
+    found = diff(Snapshot(**shared), Snapshot(**shared, new=[young, old]))
+    assert found == [FileChange(young, None, ()), FileChange(old, None, (POSITION,))]
 
 
 # ── in columns, and one by one ─────────────────────────────────────────────────────────────

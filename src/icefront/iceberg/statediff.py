@@ -4,7 +4,8 @@
     file only in the old snapshot     ─▶ the rows that were live in it are deletes
     file in both, other deletes on it ─▶ rows that died are deletes, rows that came back are inserts
 
-Manifests that both snapshots have are looked into only when deletes changed, or when rows have to be told dead from alive.
+Manifests that both snapshots have are looked into only when deletes changed, or when rows have to be told dead from alive: not for files
+that came, as far as those are younger than the deletes.
 """
 
 from __future__ import annotations
@@ -74,9 +75,14 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
     if not gone and not come:
         return []
     shared = [m for path, m in new.items() if path in old]
-    lost, fresh, ties = ({d.key: d for e in read(_of_deletes(ms), _NO_IDS) for d in e.deletes} for ms in (gone, come, shared))
+    lost, fresh = (_listed(_of_deletes(ms), read) for ms in (gone, come))
     # A rewritten manifest lists what another one listed: only what is on one side counts.
     changed = [lost.get(key) or fresh[key] for key in lost.keys() ^ fresh.keys()]
+    lasting = _of_deletes(shared)
+    if not changed and not _of_data(gone):
+        # Nothing but files that came: an append does not look into what is older than they are.
+        lasting = _reaching(lasting, _of_data(come), read)
+    ties = _listed(lasting, read)
     before, after = (Deletes([*side.values(), *ties.values()], facts) for side in (lost, fresh))
     ids = before.ids | after.ids
     left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
@@ -183,6 +189,22 @@ def _of_data(manifests: Iterable[Ref]) -> Sequence[Ref]:
 
 def _of_deletes(manifests: Iterable[Ref]) -> Sequence[Ref]:
     return [m for m in manifests if not m.has_data]
+
+
+def _listed(manifests: Sequence[Ref], read: Read) -> dict[Key, DeleteEntry]:
+    return {d.key: d for e in read(manifests, _NO_IDS) for d in e.deletes}
+
+
+def _reaching(deletes: Sequence[Ref], data: Sequence[Ref], read: Read) -> Sequence[Ref]:
+    """Return manifests whose deletes may hold for one of the files, by sequence numbers alone.
+
+    No delete is younger than its manifest, and none holds for a file that is younger than itself; a position delete or vector may for
+    one of its own age. Files that came may be old: a rewrite keeps their number.
+    """
+    if not deletes:
+        return ()
+    least = min((number for e in read(data, _NO_IDS) if e.data is not None for number in e.data.sequences), default=None)
+    return [m for m in deletes if least is not None and m.sequence >= least]
 
 
 def _touched(touching: Deletes, manifests: Sequence[Ref], read: Read) -> Iterator[Ref]:
