@@ -1,7 +1,7 @@
 """`changes`: the row changes between snapshots of any Iceberg table, whatever wrote it.
 
 Iceberg's own changelog scan refuses snapshots with delete files. This one compares states: what is live before and after a snapshot,
-file by file, planned from metadata alone.
+file by file, planned from metadata, and from vectors that took the place of others.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ Key = tuple[str, int | None]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class Moves(Flag):
+    """What rows of a file may do."""
+
+    LEAVE = auto()
+    COME = auto()
+    EITHER = LEAVE | COME
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class FileChange:
     """One data file whose rows changed. None: it is not in that snapshot; else the deletes that apply to it there."""
@@ -36,6 +45,8 @@ class FileChange:
     after: tuple[DeleteEntry, ...] | None
     kin: int = 0
     """Of a rewrite: files that were probably rewritten into one another have the same number."""
+    vectors: Moves = Moves.EITHER
+    """What one vector in the place of another makes of rows; all that can be, as long as nobody has looked into them: see `bitmaps`."""
 
     @property
     def bytes(self) -> int:
@@ -53,12 +64,33 @@ class FileChange:
     @property
     def may_lose(self) -> bool:
         """Say whether rows may leave: the file is gone, or has a delete that it had not."""
-        return self.before is not None and (self.after is None or bool(_keys(self.after) - _keys(self.before)))
+        return self.before is not None and (self.after is None or self._may(Moves.LEAVE, self.after, self.before))
 
     @property
     def may_gain(self) -> bool:
         """Say whether rows may come: the file is new, or lost a delete."""
-        return self.after is not None and (self.before is None or bool(_keys(self.before) - _keys(self.after)))
+        return self.after is not None and (self.before is None or self._may(Moves.COME, self.before, self.after))
+
+    @property
+    def replaced(self) -> tuple[DeleteEntry, DeleteEntry] | None:
+        """Return the vector that the file had and the one that took its place, if that is so."""
+        if not self.before or not self.after:
+            return None
+        was, now = ([d for d in side if d.kind is DeleteKind.VECTOR] for side in (self.before, self.after))
+        return (was[0], now[0]) if was and now and was[0].key != now[0].key else None
+
+    def _may(self, what: Moves, these: Iterable[DeleteEntry], those: Iterable[DeleteEntry]) -> bool:
+        only = _keys(these) - _keys(those)
+        if what not in self.vectors and self.replaced is not None:
+            only -= _keys(self.replaced)
+        return bool(only)
+
+
+def meets(found: Sequence[FileChange]) -> bool:
+    """Say whether rows of a step may be on both sides. Of a file that Iceberg reads they are, if it is in both states."""
+    if any(c.is_foreign and c.before is not None and c.after is not None for c in found):
+        return True
+    return any(c.may_lose for c in found) and any(c.may_gain for c in found)
 
 
 @dataclass(frozen=True)

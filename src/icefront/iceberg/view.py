@@ -17,7 +17,7 @@ from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType
 
 from icefront.core.errors import ConfigError
-from icefront.iceberg import history, kinship, lineage, statediff
+from icefront.iceberg import bitmaps, history, kinship, lineage, statediff
 from icefront.iceberg.history import Step
 from icefront.iceberg.live import Manifests, Read
 from icefront.iceberg.statediff import Facts, FileChange
@@ -106,7 +106,7 @@ class View:
                 if not step.is_silent:
                     old, new = manifests.of(step.parent), manifests.of(step.snapshot)
                     planned[step.ordinal] = statediff.plan(old, new, manifests.entries, facts)
-        return planned
+            return bitmaps.looked_into(planned, self.io)
 
     def lie_apart(self, step: Step, found: Sequence[FileChange], manifests: Manifests) -> bool:
         """Say whether no row that left can be equal to one that came."""

@@ -183,10 +183,7 @@ class Files:
 
     # ── deletes ────────────────────────────────────────────────────────────────────────────
     def _vector(self, delete: DeleteEntry) -> Any:
-        with self.io.new_input(delete.path).open() as stream:
-            stream.seek(delete.offset or 0)
-            blob = stream.read(delete.length)
-        return vectors.decode(blob, delete.path)
+        return vectors.decode(vectors.blob(self.io, delete.path, delete.offset, delete.length), delete.path)
 
     def _positions(self, delete: DeleteEntry, path: str) -> Positions:
         grouped: _ByPath = self._kept.get(delete.key, lambda: self._by_path(delete))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from icefront.core.errors import Stopped
@@ -39,12 +40,24 @@ def encode(positions: Positions) -> bytes:
 
 def decode(vector: bytes, path: str) -> Positions:
     """Read the positions of a vector of a file."""
+    return np.asarray(bitmap(vector, path).to_array(), np.int64)
+
+
+def bitmap(vector: bytes, path: str) -> BitMap64:
+    """Read a vector of a file as it is: a few bytes may name very many positions."""
     body = vector[_LENGTH:-_CRC]
     if vector[:_LENGTH] != struct.pack(">I", len(body)) or vector[-_CRC:] != struct.pack(">I", zlib.crc32(body)):
         raise Stopped(f"the deletion vector in {path} is damaged: its length or checksum is another", "restore the file")
     if body[: len(_MAGIC)] != _MAGIC:
         raise Stopped(f"the deletion vector in {path} begins with {body[: len(_MAGIC)]!r}, not {_MAGIC!r}", "restore the file")
-    return np.asarray(BitMap64.deserialize(body[len(_MAGIC) :]).to_array(), np.int64)
+    return BitMap64.deserialize(body[len(_MAGIC) :])
+
+
+def blob(io: FileIO, path: str, offset: int | None, length: int) -> bytes:
+    """Take a vector out of its file."""
+    with io.new_input(path).open() as stream:
+        stream.seek(offset or 0)
+        return stream.read(length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from icefront.core.timestamps import Timestamp
 from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.history import as_wide
 from icefront.iceberg.live import DeleteEntry, Metrics
-from icefront.iceberg.statediff import FileChange
+from icefront.iceberg.statediff import FileChange, meets
 from icefront.iceberg.types import print_type
 from icefront.kernels.changelog import rest
 from icefront.kernels.datafiles import LEFT, Files, Layout
@@ -57,7 +57,7 @@ class Piece:
     @property
     def meets(self) -> bool:
         """Say whether rows may both leave and come."""
-        return any(c.may_lose for c in self.changes) and any(c.may_gain for c in self.changes)
+        return meets(self.changes)
 
 
 # ── in the driver: planning ────────────────────────────────────────────────────────────────
@@ -103,7 +103,7 @@ def _lean(change: FileChange) -> FileChange:
     def lean(deletes: tuple[DeleteEntry, ...] | None) -> tuple[DeleteEntry, ...] | None:
         return None if deletes is None else tuple(replace(d, metrics=Metrics()) for d in deletes)
 
-    return FileChange(change.file, lean(change.before), lean(change.after))
+    return FileChange(change.file, lean(change.before), lean(change.after), vectors=change.vectors)
 
 
 # ── in workers: reading ────────────────────────────────────────────────────────────────────

@@ -28,7 +28,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from icefront.iceberg import history
 from icefront.iceberg.lineage import rewrites
-from icefront.iceberg.statediff import FileChange
+from icefront.iceberg.statediff import FileChange, meets
 from icefront.kernels.casts import recast
 from icefront.kernels.changelog import CHANGE_TYPE, Diff, Path, cancel, changes, rest
 from icefront.kernels.datafiles import BATCH_ROWS, LEFT, Files, Layout, project
@@ -91,6 +91,10 @@ class Plan:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in {"files", "arrow"}}
 
+    def meets(self, ordinal: int, found: Sequence[FileChange]) -> bool:
+        """Say whether rows of a step, or of some of its files, have to meet: they may be on both sides, and some of them equal or paired."""
+        return ordinal not in self.apart and meets(found)
+
     def schema(self, ordinal: int) -> Schema:
         return self.layout.schema(self.moments[ordinal].schema_id)
 
@@ -121,7 +125,7 @@ class Plan:
 def read_changes(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> DataFrame:
     """Return the row changes of all steps. Nothing is read before somebody looks at them."""
     ship_package(spark)
-    meeting = {i: found for i, found in steps.items() if _meets(found) and i not in plan.apart}
+    meeting = {i: found for i, found in steps.items() if plan.meets(i, found)}
     apart = {i: found for i, found in steps.items() if i not in meeting}
     session = for_jobs(spark)
     results = [frame.mapInArrow(_Apart(plan, rows), plan.output) for frame, rows in _reading(spark, plan, apart)]
@@ -153,13 +157,6 @@ def _handed_over(frame: DataFrame, spark: SparkSession) -> DataFrame:
 Item = tuple[int, list[FileChange]]
 Rows = Callable[[Iterator[pa.RecordBatch]], Iterator[tuple[int, int, pa.Table]]]
 """Makes rows, with the ordinal of their step and their side, of what a frame hands to a worker."""
-
-
-def _meets(found: Sequence[FileChange]) -> bool:
-    """Say whether rows of a step may be on both sides. Of a file that Iceberg reads they are, if it is in both states."""
-    if any(c.is_foreign and c.before is not None and c.after is not None for c in found):
-        return True
-    return any(c.may_lose for c in found) and any(c.may_gain for c in found)
 
 
 def _reading(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> list[tuple[DataFrame, Rows]]:
@@ -322,4 +319,4 @@ def _sides(plan: Plan, ordinal: int, found: Sequence[FileChange]) -> Iterator[tu
         for side, wanted in plan.files.moved(change)
         for _, batch in plan.files.rows(change.file, schema, wanted)
     )
-    return rest(rows) if _meets(found) and ordinal not in plan.apart else rows
+    return rest(rows) if plan.meets(ordinal, found) else rows
