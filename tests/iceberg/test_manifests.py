@@ -114,6 +114,16 @@ def test_what_manifests_list_is_what_pyiceberg_reads(tmp_path: Path, version: An
     check()
 
 
+def test_a_manifest_may_list_nothing(tmp_path: Path) -> None:
+    """PyIceberg refuses to write such a one; others do."""
+    path = str(tmp_path / "m.avro")
+    writer = write_manifest(2, PartitionSpec(), Schema(), IO.new_output(path), 7, "deflate").__enter__()
+    writer._writer.__exit__(None, None, None)
+    agree(path)
+    ref = Ref(path, bytes=0, spec_id=0, sequence=9, has_data=False, first_row_id=None)
+    assert entries(IO, ref, frozenset()).deletes == []
+
+
 def agree(path: str) -> None:
     """Read a manifest both ways."""
     ref = Ref(path, bytes=0, spec_id=3, sequence=9, has_data=True, first_row_id=None)

@@ -244,6 +244,23 @@ def test_a_cycle_of_compaction_settles_first(spark: Any, table: str, settles: An
     assert deletes(spark, table) == {}
 
 
+def test_a_settle_that_fails_keeps_no_table_from_its_compaction(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(spark, table)
+    fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}])
+    expected = rows(spark, table)
+    hands = SparkHands(spark, list, Upkeep.model_validate({"compact": {"files": 2}}).terms)
+    health = hands.measure(table)
+    assert health is not None
+
+    def failing(*_: Any) -> None:
+        raise Stopped("a delete file is damaged", "restore it")
+
+    monkeypatch.setattr("icefront.upkeep.hands.settle", failing)
+    assert hands.work(Kind.COMPACT, table, health).facts["files_after"] == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert rows(spark, table) == expected
+
+
 @pytest.mark.parametrize("partitioned", ["n", "bucket(2, id)"])
 def test_files_of_an_old_partitioning_move_into_the_new_one(spark: Any, table: str, partitioned: str) -> None:
     create(spark, table, version=2)

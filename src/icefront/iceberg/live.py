@@ -241,8 +241,8 @@ def _listing(manifest: Manifest, ref: Ref, ids: Ids) -> Listing:
     if not live.all():
         partitions = list(compress(partitions, live.to_list()))
     lists = _Lists(_some(columns, live), len(partitions))
-    later = _Later(manifest, live, ref)
-    told: Sequence[Sequence[Any]] = [Later(partial(later.column, i)) for i in range(5)] if ids else _files(lists, ref)
+    rest = _Undecoded(manifest, live, ref)
+    told: Sequence[Sequence[Any]] = [Later(partial(rest.column, i)) for i in range(5)] if ids else _files(lists, ref)
     paths, formats, records, sizes, row_ids = told
     return Listing(
         spec_id=ref.spec_id,
@@ -264,7 +264,7 @@ def _files(lists: _Lists, ref: Ref) -> Sequence[Sequence[Any]]:
     return lists[_FILE_PATH], _lowered(lists[_FORMAT]), records, lists[_SIZE], row_ids
 
 
-class _Later:
+class _Undecoded:
     """Columns of a manifest that are decoded, all of them, when somebody looks at the first one."""
 
     def __init__(self, manifest: Manifest, live: pl.Series, ref: Ref) -> None:
