@@ -23,8 +23,6 @@ from icefront.upkeep.settle import settle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from icefront.iceberg.java import Gateway
-
 log = structlog.get_logger()
 POOL = "upkeep"
 MIN_FILES = 5
@@ -39,7 +37,6 @@ class SparkHands:
         self._staged = staged
         self._terms = terms
         self._tag = f"icefront-upkeep-{uuid.uuid4().hex}"
-        self._gateway: Gateway | None = None
         self._meters: dict[str, Meter] = {}
         self._measured: dict[str, tuple[str, Health]] = {}
         """By table: the metadata file that was measured, and what was found."""
@@ -48,8 +45,7 @@ class SparkHands:
         from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
 
         self._apart()
-        self._gateway = self._gateway or Gateway.of(self._spark)
-        found = self._gateway.load(table)
+        found = Gateway.of(self._spark).load(table)
         if found is None:
             return None
         file = str(found.metadata().metadataFileLocation())
