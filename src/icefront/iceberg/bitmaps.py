@@ -27,7 +27,8 @@ _THREADS = 8
 
 def looked_into(steps: Mapping[int, list[FileChange]], io: FileIO) -> dict[int, list[FileChange]]:
     """Say of files with another vector than before what rows do, in steps where that may decide whether rows meet."""
-    wanted = _within_bounds({i: _vectors(found) for i, found in steps.items() if _may_decide(found)})
+    replaced = {i: _vectors(found) for i, found in steps.items()}
+    wanted = _within_bounds({i: v for i, v in replaced.items() if 0 < len(v) <= MOST_VECTORS and _may_decide(steps[i])})
     if not wanted:
         return dict(steps)
     known = _read({d.key: d for deletes in wanted.values() for d in deletes}, io)
@@ -36,9 +37,7 @@ def looked_into(steps: Mapping[int, list[FileChange]], io: FileIO) -> dict[int, 
 
 def _may_decide(found: Sequence[FileChange]) -> bool:
     """Say whether rows need not meet if all vectors turn out to name what they did and more, or all of them nothing else than they did."""
-    if not any(c.replaced for c in found) or not meets(found):
-        return False
-    return any(not meets([_hoped(c, only) for c in found]) for only in (Moves.LEAVE, Moves.COME))
+    return meets(found) and any(not meets([_hoped(c, only) for c in found]) for only in (Moves.LEAVE, Moves.COME))
 
 
 def _hoped(change: FileChange, only: Moves) -> FileChange:
