@@ -44,12 +44,15 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
 }
-LEAN = {
-    "PYSPARK_SUBMIT_ARGS": " ".join(
-        [*(f"--conf {shlex.quote(f'{key}={value}')}" for key, value in SMALL.items()), "pyspark-shell"]
-    )
-}
-"""The same for processes, as their environment."""
+
+
+def lean() -> dict[str, str]:
+    """Return the same for processes, as their environment."""
+    from icefront.proof.harness import quick_jvm  # noqa: PLC0415 — it imports Spark
+
+    conf = {**SMALL, **quick_jvm()}
+    settings = (f"--conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,14 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from icefront.settings import load_project
-from tests.conftest import LEAN
+from tests.conftest import lean
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 
 def icefront(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Far from Greenwich: a command's times are UTC wherever it runs.
-    command, environment = [sys.executable, "-m", "icefront", *arguments], {**os.environ, **LEAN, "TZ": "America/New_York"}
+    command, environment = [sys.executable, "-m", "icefront", *arguments], {**lean(), "TZ": "America/New_York"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 

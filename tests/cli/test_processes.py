@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LEAN
+from tests.conftest import lean
 
 pytestmark = pytest.mark.process
-ENVIRONMENT = {**os.environ, **LEAN}
 EPOCHS = 6
 
 
@@ -24,9 +23,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def icefront(folder: Path, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run(command(*arguments), cwd=folder, env=lean(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -60,7 +57,7 @@ class running:  # noqa: N801 — reads as what it is
         self.process = subprocess.Popen(
             command(*arguments),
             cwd=folder,
-            env=ENVIRONMENT,
+            env=lean(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -61,6 +61,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     yield project
     project.run()
     project.check_caught_up()
+    project.check_by_spark()
 
 
 def test_every_failpoint_has_its_zombie() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from icefront.testing.feeds import ORDERS, Feed
-from tests.conftest import LEAN
+from tests.conftest import lean
 from tests.lakes import orders
 from tests.servers.rest import RestCatalog
 
@@ -30,7 +29,7 @@ def test_a_pipeline_runs_resumes_and_verifies_on_a_rest_catalog(rest_catalog: Re
 
     def icefront(*arguments: str) -> str:
         command = [sys.executable, "-m", "icefront", *arguments]
-        environment = {**os.environ, **LEAN}
+        environment = lean()
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
         return done.stdout

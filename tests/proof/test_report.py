@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from icefront.cli import proving
 from icefront.cli.proving import exit_code
 from icefront.proof.checker import Violation
 from icefront.proof.faults import BLOWS, FIRST, LIVES
-from icefront.proof.prove import Report, needed
+from icefront.proof.prove import Prove, Report, needed
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "prove.md"
 
@@ -57,3 +61,64 @@ def test_the_run_of_60_minutes_in_the_documentation_struck_with_every_kind_that_
     struck = {kind: int(times) for kind, times in re.findall(r"^([a-z-]+)[ \t]+(\d+)[ \t]", printed, re.MULTILINE)}
     assert struck.keys() == {FIRST.name, *LIVES, *BLOWS}
     assert min(struck.values()) >= needed(60)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "struck", "found", "said"),
+    [
+        (3, {"zombie": 1, "raised": 2}, None, "All of it held in 0 s. To repeat: icefront prove --minutes 3 --seed 7"),
+        (3, {"zombie": 1}, None, "struck less than 1 times, give it more minutes: raised"),
+        (1, {"zombie": 1}, None, "1 never were: raised\nWhat was struck held"),
+        (
+            3,
+            {"zombie": 1},
+            Violation("gap", "snapshot 1", "an epoch", "none"),
+            "VIOLATION  gap: snapshot 1: expected an epoch, found none",
+        ),
+    ],
+)
+def test_what_is_said_at_the_end(
+    minutes: float, struck: dict[str, int], found: Violation | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = report(minutes, **struck)
+    done.violations += [found] if found else []
+    proving._summary(done)
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "zombie\t1" in printed
+
+
+def test_a_terminal_shows_a_table_and_anything_else_a_line_per_life(capsys: pytest.CaptureFixture[str]) -> None:
+    with proving.Screen(quiet=False) as screen:
+        screen.moved(report(3, zombie=1))
+        screen.lived(report(3, zombie=1), "zombie")
+    assert capsys.readouterr().out.strip().startswith("0 s  zombie  ·  0 epochs")
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    console.print(proving._table(report(3, zombie=1)))
+    assert "zombie" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_scene_that_ends_in_an_error_is_a_violation_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metadata file that is gone, and whoever looks at the table fails."""
+
+    def play(prove: Prove, scene: Any) -> None:
+        raise FileNotFoundError("00003.metadata.json")
+
+    class Lost:
+        def __init__(self, folder: Path, *_: Any) -> None:
+            self.folder = folder
+            folder.mkdir()
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(Prove, "_play", play)
+    monkeypatch.setattr(Prove, "_add", lambda *_: None)
+    monkeypatch.setattr("icefront.proof.prove.Scene", Lost)
+    with proving.Screen(quiet=True) as screen:
+        done = Prove(tmp_path, screen, minutes=3, seed=1)()
+    assert [str(found) for found in done.violations] == [
+        "unreadable: scene-1: expected a scene that can be played on, found FileNotFoundError: 00003.metadata.json"
+    ]
+    assert exit_code(done) == 7
+    assert "FileNotFoundError" in (tmp_path / "scene-1" / "error.txt").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ FAMILIES = sorted({name.partition("-")[0] for name in FAULTS if name not in {"si
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault(
+def test_creation_claim_publish_heartbeat_and_schema_change_happen_once_whatever_the_fault(
     proxy: FaultProxy, channel: Channels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: Counter[str] = Counter()
@@ -38,22 +39,43 @@ def test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault
         assert table.sink.target, "made now, or by the next run"
     assert table.sink.target
     for fault in faults:
-        for commit in (table.claim, lambda: table.publish({1: "a", 2: "b"}), lambda: table.publish({1: "c", 2: None, 3: "d"})):
+        for changes in (None, {1: "a", 2: "b"}, {1: "c", 2: None, 3: "d"}, {}):
             proxy.arm(fault)
-            commit()
+            table.claim() if changes is None else table.publish(changes)
     for fault in faults:
         proxy.arm(fault)
         assert fault in table.sink.prepare([Wish(fault, "long", "f:1")]).column_names
     table.publish({})
     assert not any(strike.applied for strike in proxy.release()), "what comes late finds another table than it was made for"
-    assert proxy.struck == {fault: 4 + (fault == faults[0]) for fault in faults}
+    assert proxy.struck == {fault: 5 + (fault == faults[0]) for fault in faults}
     assert all(strike.applied == (FAULTS[strike.fault].catalog in {"once", "twice"}) for strike in proxy.strikes)
     assert table.claims() == len(faults)
     assert table.changes() == ["schema"] * len(faults)
     after = {name: count for name, count in passed.items() if name.endswith(".after") and name != "table.after"}
     once = dict.fromkeys(("claim.after", "schema.after"), len(faults))
-    assert after == {**once, "publish.after": 2 * len(faults), "heartbeat.after": 1}, "also without an answer"
+    assert after == {**once, "publish.after": 2 * len(faults), "heartbeat.after": len(faults) + 1}, "also without an answer"
     assert table.table().schema().column_names == ["id", "v", *faults]
+    table.check()
+
+
+def test_a_partitioning_change_and_a_settled_epoch_happen_once_whatever_the_fault(proxy: FaultProxy, channel: Channels) -> None:
+    table = channel(publish="settled")
+    table.claim()
+    table.publish({1: "a", 2: "b"})
+    faults = [name for name in FAULTS if name.partition("-")[0] in FAMILIES]
+    for number, fault in enumerate(faults):
+        table.sink._wanted = replace(table.sink._wanted, partition_by=(PartitionField("bucket", "id", 2 + number),))
+        proxy.arm(fault)
+        table.sink._align_partitioning()
+        proxy.arm(fault)
+        table.publish({1: fault, 3 + number: "new", 2 + number: None})
+    assert not any(strike.applied for strike in proxy.release()), "what comes late finds another table than it was made for"
+    assert proxy.struck == dict.fromkeys(faults, 2)
+    assert table.changes() == ["partitioning"] * len(faults)
+    last = table.table().current_snapshot()
+    assert last is not None
+    assert last.summary is not None
+    assert last.summary["total-equality-deletes"] == "0"
     table.check()
 
 

@@ -114,7 +114,7 @@ def _table(report: Report) -> Table:
 def _rows(report: Report) -> Sequence[Sequence[str | Text]]:
     wanted = needed(report.minutes)
     return [
-        (kind, Text(show.count(report.struck[kind]), style="green" if report.struck[kind] >= wanted else "yellow"), about)
+        (kind, Text(show.count(report.struck[kind]), style="green" if report.struck[kind] >= max(1, wanted) else "yellow"), about)
         for kind, about in report.kinds.items()
     ]
 
@@ -143,6 +143,10 @@ def _summary(report: Report) -> None:
         show.say(f"found during: {report.during}")
     if report.missing:
         show.say(f"struck less than {needed(report.minutes)} times, give it more minutes: {', '.join(report.missing)}")
+    elif report.never:
+        show.say(
+            f"under three minutes not every kind has to be struck; {len(report.never)} never were: {', '.join(report.never)}"
+        )
     show.say(f"{_verdict(report)} in {report.seconds:.0f} s. To repeat: {report.command}")
 
 
@@ -151,6 +155,7 @@ def _only_spark(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
+    held = "What was struck held" if report.never else "All of it held"
     return {VIOLATED: "It does not hold", INTERRUPTED: "Interrupted", UNEXPECTED: "Not enough was struck"}.get(
-        exit_code(report), "All of it held"
+        exit_code(report), held
     )

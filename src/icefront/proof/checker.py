@@ -323,8 +323,8 @@ class Checker:
                     yield Violation(Kind.UNSETTLED, entry.path, "no equality delete", added)
 
     def _committed(self, table: Table) -> dict[str, int]:
-        """Name what the snapshots that there are refer to, with the sizes that they remember."""
-        files: dict[str, int] = {}
+        """Name what the metadata and the snapshots that there are refer to, with the sizes that they remember."""
+        files = {table.metadata_location: -1, **{entry.metadata_file: -1 for entry in table.metadata.metadata_log}}
         for snapshot in table.metadata.snapshots:
             files[snapshot.manifest_list] = -1
             for manifest in snapshot.manifests(table.io):

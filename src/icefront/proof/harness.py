@@ -229,9 +229,8 @@ class Project:
         self.program = program
         self.feed = Feed(folder / "feed", tables=[feed_table], seed=seed, deletes=0.3)
         self._settings = settings or {}
-        conf = {**_SMALL, "spark.driver.extraClassPath": _class_path(), **(spark or {})}
-        if _JAVA_OPTIONS not in conf:
-            conf[_JAVA_OPTIONS] = f"{_JAVA} -XX:SharedArchiveFile={class_archive()}"
+        conf = {**_SMALL, **(spark or {})}
+        conf |= {"spark.driver.extraClassPath": _class_path()} if _JAVA_OPTIONS in conf else quick_jvm()
         project: dict[str, object] = {"spark": {"master": conf.pop("spark.master", "local[1]"), "conf": conf}}
         if catalog is not None:
             project["catalogs"] = {"lake": dict(catalog)}
@@ -286,6 +285,11 @@ class Project:
 def _class_path() -> str:
     """Return Iceberg's jars as the JVM's own: it archives no classes that Spark loads for it, and those are a tenth of a run."""
     return os.pathsep.join(map(str, jars.ensure()))
+
+
+def quick_jvm() -> dict[str, str]:
+    """Return Spark's settings for a JVM that starts fast."""
+    return {"spark.driver.extraClassPath": _class_path(), _JAVA_OPTIONS: f"{_JAVA} -XX:SharedArchiveFile={class_archive()}"}
 
 
 @cache

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,8 @@ from random import Random
 from shlex import quote
 from typing import Any, Protocol
 
-from icefront.proof.checker import Violation, by_datafusion, second_engine
+from icefront.core.errors import IcefrontError
+from icefront.proof.checker import Kind, Violation, by_datafusion, second_engine
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
 from icefront.proof.harness import PROGRAM
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
@@ -74,6 +76,11 @@ class Report:
     def missing(self) -> Sequence[str]:
         """Name the kinds that were not struck often enough."""
         return [kind for kind in self.kinds if self.struck[kind] < needed(self.minutes)]
+
+    @property
+    def never(self) -> Sequence[str]:
+        """Name the kinds that were not struck at all; under three minutes none has to be."""
+        return [kind for kind in self.kinds if not self.struck[kind]]
 
     @property
     def command(self) -> str:
@@ -211,6 +218,13 @@ class Prove:
         except KeyboardInterrupt:
             self._clear(scene)
             raise
+        except IcefrontError:
+            raise
+        except Exception as error:  # noqa: BLE001 — a table that cannot be looked at any more is what is to be told
+            scene.folder.joinpath("error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            self.report.violations = [Violation(Kind.UNREADABLE, folder.name, "a scene that can be played on", said)]
+            self.report.during = ", ".join([self.report.during, *self._dealt])
         else:
             self._clear(scene)
         finally:
