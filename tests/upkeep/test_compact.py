@@ -14,14 +14,15 @@ import pytest
 
 from icefront.changelog import changes
 from icefront.core.errors import ConfigError, Stopped
+from icefront.iceberg.java import Upkept
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.rewriting import Rewriter
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
 from icefront.settings.upkeep import Upkeep
 from icefront.upkeep import compact as compacting
-from icefront.upkeep.compact import Compacted, compact, next_batch, order, worst_first
-from icefront.upkeep.hands import SparkHands
+from icefront.upkeep.compact import GROUP_BYTES, Compacted, compact, next_batch, order, worst_first
+from icefront.upkeep.hands import SparkHands, group_bytes
 from icefront.upkeep.health import small
 from icefront.upkeep.need import Kind
 from icefront.upkeep.settle import settle
@@ -194,6 +195,38 @@ def test_all_cores_rewrite_a_group_evenly_and_its_files_are_not_small_again(spar
     found = [row.record_count for row in files(spark, table)]
     assert max(found) - min(found) <= 200, "one would keep a core busy while the other waits, here and for all readers"
     assert check(spark, table).snapshots == ()
+
+
+def test_deletes_that_outweigh_rows_do_not_keep_files_apart(spark: Any, table: str) -> None:
+    """Each file is read with all deletes that are on it: by their weight every file would be a task of its own."""
+    create(spark, table, columns="id bigint NOT NULL, v string, n int", version=2)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='36000')")
+    for start in range(0, 600, 100):
+        spark.sql(f"INSERT INTO {table} SELECT id, uuid(), 0 FROM range({start}, {start + 100}, 1, 1)")
+    Streaming(spark, table).commit([], [{"id": -i * i * 7919} for i in range(1, 5000)])
+    assert check(spark, table, everything=True).files_after == 1
+
+
+def test_a_compaction_that_lost_tries_smaller_groups_and_larger_ones_when_it_wins() -> None:
+    sizes = [GROUP_BYTES]
+    for lost in (True, True, True, True, True, False, False):
+        sizes.append(group_bytes(sizes[-1], lost=lost))
+    mib = [size >> 20 for size in sizes]
+    assert mib == [16384, 4096, 1024, 256, 64, 64, 128, 256]
+    assert group_bytes(GROUP_BYTES, lost=False) == GROUP_BYTES
+
+
+def test_a_cycle_that_lost_all_its_groups_says_so(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(spark, table)
+    fill(spark, table)
+    hands = SparkHands(spark, list, Upkeep.model_validate({"compact": {"files": 2}}).terms)
+    health = hands.measure(table)
+    assert health is not None
+    monkeypatch.setattr(Rewriter, "commit", lambda *_, **__: Upkept(None, {}, sent=False))
+    assert hands.work(Kind.COMPACT, table, health).lost
+    monkeypatch.undo()
+    done = hands.work(Kind.COMPACT, table, health)
+    assert (done.lost, done.idle, done.facts["files_after"]) == (False, False, 1)
 
 
 def test_groups_are_rewritten_at_once_and_with_one_that_fails_nothing_is_committed(

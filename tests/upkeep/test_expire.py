@@ -125,8 +125,12 @@ def test_tags_and_branches_hold_their_snapshots(spark: Any, table: str) -> None:
     assert spark.sql(f"SELECT * FROM {table} VERSION AS OF 'held'").count() == 20
 
 
-def test_a_reader_that_was_behind_goes_on(lake: Lake, table: str) -> None:
+@pytest.mark.parametrize("properties", ["", "'history.expire.max-ref-age-ms'='1'"])
+def test_a_reader_that_was_behind_goes_on(lake: Lake, table: str, properties: str) -> None:
+    """Also where tags of the table are to be gone at once: the reader's says for itself how long it stays."""
     replica = Replica(lake, table).create()
+    if properties:
+        lake.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({properties})")
     replica.sql("INSERT INTO T VALUES (1, 'a', 1), (2, 'b', 2)")
     replica.follow()
     tag = replica.tag()

@@ -171,6 +171,11 @@ def test_waiting_doubles_after_cycles_without_fruit(outcome: Outcome) -> None:
     assert of(Kind.SETTLE, ALL, [cycle(Kind.SETTLE, NOW - MINUTE), *past]).state is State.DUE
 
 
+def test_a_cycle_that_lost_to_others_comes_again_as_soon() -> None:
+    past = [cycle(Kind.SETTLE, NOW - n * MINUTE, 1, Outcome.LOST) for n in (1, 2, 3)]
+    assert of(Kind.SETTLE, ALL, past).state is State.DUE
+
+
 @pytest.mark.parametrize("every", ["1h", "1d", "3d"])
 def test_waiting_doubles_up_to_a_day_and_is_never_shorter_than_asked(every: str) -> None:
     terms = Upkeep.of({"expire": {"every": every}}).terms

@@ -202,7 +202,7 @@ def test_a_large_backlog_is_settled_oldest_first_a_part_at_a_time(
     writer = Streaming(spark, table)
     for start in range(5):
         writer.commit([{"id": start, "v": f"w{start}", "n": 0}], [{"id": start}, {"id": start + 10}])
-    monkeypatch.setattr(settling, "MOST_KEYS", 4)
+    monkeypatch.setattr("icefront.iceberg.settling.MOST_KEYS", 4)
     seen: list[int] = []
     take = settling._round
 

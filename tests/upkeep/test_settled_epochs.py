@@ -87,6 +87,23 @@ def test_what_was_published_immediately_is_settled_with_the_next_epoch(lake: Lak
     assert lake.check_every_snapshot(table, "orders") == 5
 
 
+def test_a_large_backlog_is_settled_with_several_epochs(lake: Lake, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers hold all keys that are looked up together: the oldest come first, and no epoch adds to them."""
+    feed = Feed(lake.feed, tables=[ORDERS], seed=49, deletes=0.3)
+    feed.scan(40)
+    for _ in range(3):
+        feed.advance(60)
+    lake.run(lake.pipeline(**orders(table)))
+    monkeypatch.setattr("icefront.iceberg.settling.MOST_KEYS", 1)
+    left = [deletes(lake.spark, table)[DeleteKind.EQUALITY]]
+    for _ in range(3):
+        feed.advance(60)
+        lake.run(lake.pipeline(**orders(table, **SETTLED)))
+        left.append(deletes(lake.spark, table)[DeleteKind.EQUALITY])
+    assert left == [3, 2, 1, 0]
+    assert lake.check_every_snapshot(table, "orders") == 7
+
+
 def test_columns_that_appear_and_partitions_that_change(lake: Lake, table: str) -> None:
     feed = Feed(lake.feed, tables=[ORDERS], seed=46, deletes=0.2)
     feed.scan(30)

@@ -134,7 +134,9 @@ def phases(timings: Mapping[str, float]) -> str:
 
 def cycle(done: CycleRecord) -> str:
     """Print a cycle of upkeep: what, when, how it ended, why it was done."""
-    how = {None: "begun, not ended", "nothing": "found nothing to do"}.get(done.outcome, done.outcome)
+    how = {None: "begun, not ended", "nothing": "found nothing to do", "lost": "lost to others' commits"}.get(
+        done.outcome, done.outcome
+    )
     took = f" in {seconds(done.seconds)}" if done.seconds is not None else ""
     error = f" ({done.facts['error']})" if "error" in done.facts else ""
     return f"{done.kind} {done.started:%Y-%m-%d %H:%M:%S} {how}{took}{error}: {done.why}"

@@ -42,7 +42,7 @@ class Rewriter:
 
     `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
     become fewer files than there are cores becomes more of them: a few, or as many as have `least` bytes before dead rows are gone.
-    Its files are divided evenly.
+    Its files are divided evenly, unless there is more to read of deletes than of rows.
     """
 
     def __init__(
@@ -109,12 +109,14 @@ class Rewriter:
     def _spread(self, group: JavaObject) -> Group:
         """Let several tasks rewrite a group: one takes its time, and the others would wait."""
         size, files = group.inputFilesSizeInBytes(), group.expectedOutputFiles()
+        # Tasks are filled by what they read, each file with all deletes that are on it.
+        weight = self._iceberg.BaseCombinedScanTask(group.fileScanTasks()).sizeBytes()
         tasks = min(self._cores, max(size // self._least, min(FEW, FEW * size // self._least)))
-        if tasks >= files:
+        if tasks >= files and weight < 2 * size:
             # Iceberg fills tasks up one after the other, and leaves the last one what remains. Files do not divide evenly: without room
             # for some of them one more task would be needed.
-            even = size // tasks
-            split, files = even + min(even // 10, 2 * size // group.inputFileNum()), tasks
+            even = weight // tasks
+            split, files = even + min(even // 10, 2 * weight // group.inputFileNum()), tasks
             group = self._iceberg.actions.RewriteFileGroup(
                 group.info(), group.fileScanTasks(), group.outputSpecId(), group.maxOutputFileSize(), split, files
             )

@@ -42,6 +42,10 @@ class Unsettled:
         return version > 2 or all(d.referenced == self.file.path for d in self.others)
 
 
+MOST_KEYS = 10_000_000
+"""So many keys are looked up together: each worker holds them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Debt:
     """What a snapshot owes: its equality deletes, and the files that they may touch. Younger deletes may be `left` for another time."""
@@ -87,23 +91,26 @@ def _bytes(bounds: Mapping[int, str]) -> Mapping[int, bytes]:
 def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = (), most: int | None = None) -> Debt:
     """Find what a table owes its readers; with equality deletes that are still to be published, what it would owe then.
 
-    With `most`, the oldest deletes of about so many keys: workers hold all keys that are looked up together.
+    With `most`, the oldest deletes of about so many keys, beside those to be published: workers hold all keys that are looked up
+    together.
     """
     refs = manifests.of(view.metadata.current_snapshot()).values()
     known = [delete for e in manifests.entries([ref for ref in refs if not ref.has_data]) for delete in e.deletes]
-    equality = [delete for delete in (*known, *unpublished) if delete.kind is DeleteKind.EQUALITY]
-    if not equality:
+    equality = [delete for delete in known if delete.kind is DeleteKind.EQUALITY]
+    now = [*oldest(equality, most), *unpublished]
+    if not now:
         return Debt()
-    now = oldest(equality, most)
     deletes = [*(delete for delete in known if delete.kind is not DeleteKind.EQUALITY), *now]
     ids = frozenset(i for delete in deletes for i in delete.equality_ids)
     found = manifests.entries([ref for ref in refs if ref.has_data], ids)
-    return replace(debt((e.data for e in found if e.data is not None), deletes, view.facts), left=len(equality) - len(now))
+    return replace(
+        debt((e.data for e in found if e.data is not None), deletes, view.facts), left=len(equality) + len(unpublished) - len(now)
+    )
 
 
 def oldest(equality: Sequence[DeleteEntry], most: int | None) -> Sequence[DeleteEntry]:
     """Choose the oldest deletes up to about so many keys, one at least."""
-    if most is None:
+    if most is None or not equality:
         return equality
     ordered = sorted(equality, key=lambda delete: (delete.sequence, delete.path))
     ends = np.cumsum([delete.records for delete in ordered])

@@ -147,7 +147,7 @@ class Settler:
             view = View.at(table, metadata, io_properties)
             self._manifests = view.manifests(self._manifests)
             unpublished = [settling.pending(file, int(metadata.lastSequenceNumber()) + 1) for file in files]
-            owed = settling.owed(view, self._manifests, unpublished)
+            owed = settling.owed(view, self._manifests, unpublished, settling.MOST_KEYS)
             settling.check_formats(view.table, owed)
 
             def place(unsettled: Unsettled) -> Any:

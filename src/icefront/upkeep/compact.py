@@ -76,11 +76,12 @@ def compact(
     dead: float = 0.3,
     min_files: int = 5,
     everything: bool = False,
+    group_bytes: int = GROUP_BYTES,
 ) -> Compacted:
     """Rewrite small files, at least `min_files` of a partition, and files of whose rows the part `dead` is deleted; or `everything`.
 
     Rows are sorted by the table's own order or else, where they become several files, by its key (`auto`); by some columns; or not at
-    all (`off`). At most about `max_bytes` are rewritten, the smallest files first.
+    all (`off`). At most about `max_bytes` are rewritten, the smallest files first, and `group_bytes` at once.
     """
     from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
     from icefront.iceberg.rewriting import Rewriter  # noqa: PLC0415
@@ -95,12 +96,12 @@ def compact(
         "min-input-files": str(min_files),
         "min-file-size-bytes": str(small(view.metadata)),
         "rewrite-all": str(everything).lower(),
-        "max-file-group-size-bytes": str(min(GROUP_BYTES, max_bytes or GROUP_BYTES)),
+        "max-file-group-size-bytes": str(min(group_bytes, max_bytes or group_bytes)),
     }
     columns = order(view, sort)
     # By key, so that each file has a narrow range of them: one alone has them all. What a task reads must not become a small file again.
     rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns), least=2 * small(view.metadata))
-    work = _Work(spark, rewriter, max_bytes, everything=everything)
+    work = _Work(spark, rewriter, max_bytes, min(COMMIT_BYTES, group_bytes), everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:
         work.snapshots.append(landed)
@@ -160,10 +161,13 @@ def _deletes(view: View) -> list[DeleteEntry]:
 class _Work:
     """One compaction: what waits, what was done."""
 
-    def __init__(self, spark: SparkSession, rewriter: Rewriter, max_bytes: int | None, *, everything: bool) -> None:
+    def __init__(
+        self, spark: SparkSession, rewriter: Rewriter, max_bytes: int | None, commit_bytes: int, *, everything: bool
+    ) -> None:
         self._spark = spark
         self._rewriter = rewriter
         self._max_bytes = max_bytes
+        self._commit_bytes = commit_bytes
         self._everything = everything
         self.waiting = worst_first(rewriter.plan())
         if max_bytes is not None and self.waiting:
@@ -179,7 +183,7 @@ class _Work:
 
     def run(self) -> None:
         chances = len(self.waiting) + SECOND_CHANCES
-        while chances > 0 and (batch := next_batch(self.waiting, self._room(), whatever=not self.spent)):
+        while chances > 0 and (batch := next_batch(self.waiting, self._room(), self._commit_bytes, whatever=not self.spent)):
             chances -= len(batch)
             failpoint("compact.before")
             self._write(batch)
@@ -237,14 +241,16 @@ def worst_first(groups: Sequence[Group]) -> list[Group]:
     return sorted(groups, key=lambda group: group.bytes / group.files)
 
 
-def next_batch(groups: Sequence[Group], room: int | None, *, whatever: bool = False) -> list[Group]:
+def next_batch(
+    groups: Sequence[Group], room: int | None, commit_bytes: int = COMMIT_BYTES, *, whatever: bool = False
+) -> list[Group]:
     """Take the next groups that fit and make one commit; `whatever` its size the first one, lest it waits for ever."""
     batch: list[Group] = []
     size = 0
     for group in groups:
         if room is not None and size + group.bytes > room and (batch or not whatever):
             continue
-        if batch and size + group.bytes > COMMIT_BYTES:
+        if batch and size + group.bytes > commit_bytes:
             break
         batch.append(group)
         size += group.bytes

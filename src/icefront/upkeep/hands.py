@@ -13,7 +13,7 @@ import structlog
 
 from icefront.core.errors import IcefrontError
 from icefront.iceberg.view import View
-from icefront.upkeep.compact import compact
+from icefront.upkeep.compact import GROUP_BYTES, compact
 from icefront.upkeep.expire import expire
 from icefront.upkeep.health import Meter
 from icefront.upkeep.keeper import Did
@@ -29,6 +29,14 @@ MIN_FILES = 5
 """As many files of a partition are packed together once a compaction is begun, also where no partition alone was reason enough."""
 
 
+SMALLEST_GROUP = 64 * 1024**2
+
+
+def group_bytes(before: int, *, lost: bool) -> int:
+    """Say how much is rewritten at once after a cycle: less after one that lost, so that it is done before the next epoch comes."""
+    return max(SMALLEST_GROUP, before // 4) if lost else min(GROUP_BYTES, before * 2)
+
+
 class SparkHands:
     """`keeper.Hands` on a Spark session. Local properties are a thread's own: only the keeper's jobs are in its pool."""
 
@@ -38,6 +46,8 @@ class SparkHands:
         self._terms = terms
         self._tag = f"icefront-upkeep-{uuid.uuid4().hex}"
         self._meters: dict[str, Meter] = {}
+        self._groups: dict[str, int] = {}
+        """By table: what is rewritten at once."""
         self._measured: dict[str, tuple[str, Health]] = {}
         """By table: the metadata file that was measured, and what was found."""
 
@@ -77,9 +87,13 @@ class SparkHands:
                     max_bytes=wanted.max_bytes,
                     dead=wanted.dead,
                     min_files=min(MIN_FILES, wanted.files),
+                    group_bytes=self._groups.get(table, GROUP_BYTES),
                 )
+                lost = bool(compacted.failed_groups) and not compacted.snapshots
+                self._groups[table] = group_bytes(self._groups.get(table, GROUP_BYTES), lost=lost)
                 # Files that stay as many are not rewritten again and again.
-                return Did(asdict(compacted), idle=compacted.files_after >= compacted.files_before and not compacted.dead_rows)
+                idle = compacted.files_after >= compacted.files_before and not compacted.dead_rows
+                return Did(asdict(compacted), idle=idle, lost=lost)
             case Kind.EXPIRE | Kind.ORPHANS:
                 assert terms.expire is not None
                 keep, at_least = kept(health, terms.expire, datetime.now(UTC))

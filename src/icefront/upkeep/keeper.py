@@ -48,10 +48,11 @@ class Notes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """What a cycle did; `idle`: nothing was there to do."""
+    """What a cycle did; `idle`: nothing was there to do; `lost`: all was in vain, since others were faster."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     idle: bool = False
+    lost: bool = False
 
 
 class Hands(Protocol):
@@ -218,7 +219,7 @@ class Keeper:
                 return Outcome.CANCELLED, facts
             log.warning("upkeep failed; trying again later", target=target, kind=kind.value, **facts)
             return Outcome.FAILED, facts
-        return Outcome.NOTHING if did.idle else Outcome.DONE, did.facts
+        return Outcome.LOST if did.lost else Outcome.NOTHING if did.idle else Outcome.DONE, did.facts
 
 
 class Background:

@@ -50,6 +50,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     NOTHING = "nothing"  # it found nothing to do
+    LOST = "lost"  # others changed the same files in every attempt
     FAILED = "failed"
     CANCELLED = "cancelled"  # the run ended
 
@@ -356,7 +357,7 @@ def _rested(kind: Kind, every: timedelta, past: Sequence[CycleRecord]) -> tuple[
     last = cycles[0]
     fruitless = 0
     for cycle in cycles:
-        if cycle.outcome in {Outcome.DONE, Outcome.CANCELLED}:
+        if cycle.outcome in {Outcome.DONE, Outcome.CANCELLED, Outcome.LOST}:
             break
         fruitless += 1
     again = last.started + min(every * 2 ** min(fruitless, DOUBLINGS), max(every, LONGEST_WAIT))

@@ -35,8 +35,6 @@ ROUNDS = 10
 """How often a settle is planned anew because others touched the same files."""
 COMMIT_BYTES = 16 * 1024**3
 """What one commit settles: a larger table takes several, each of which leaves it right."""
-MOST_KEYS = 10_000_000
-"""So many keys are looked up together: each worker holds them."""
 PATIENCE = 60.0
 
 
@@ -70,7 +68,7 @@ def settle(spark: SparkSession, table: str) -> Settled:
                     "settle again when no compaction runs; nothing was lost",
                 )
             continue
-        done = _added(done, owed, *landed)
+        done, refused = _added(done, owed, *landed), 0
         if not owed.left:
             break
     return replace(done, seconds=time.perf_counter() - begun)
@@ -78,7 +76,7 @@ def settle(spark: SparkSession, table: str) -> Settled:
 
 def debt(view: View) -> Debt:
     """Find what a table owes its readers."""
-    return settling.owed(view, view.manifests(), most=MOST_KEYS)
+    return settling.owed(view, view.manifests(), most=settling.MOST_KEYS)
 
 
 def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete], list[int]] | None:
