@@ -47,7 +47,8 @@ ROWS: Mapping[str, Sequence[str]] = {
     "executor lost": ["test_an_executor_that_is_lost_is_replaced"],
     # the commit
     "applied, answer lost; 5xx; timeout; request repeated": [
-        "test_creation_claim_publish_and_schema_change_happen_once_whatever_the_fault",
+        "test_creation_claim_publish_heartbeat_and_schema_change_happen_once_whatever_the_fault",
+        "test_a_partitioning_change_and_a_settled_epoch_happen_once_whatever_the_fault",
         "test_a_publish_that_the_client_repeats_by_itself_happens_once",
         "test_a_look_that_fails_after_a_lost_answer_is_repeated",
     ],
