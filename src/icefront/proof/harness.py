@@ -296,10 +296,13 @@ def quick_jvm() -> dict[str, str]:
 def class_archive() -> Path:
     """Return Spark's and Iceberg's classes as the JVM keeps them in memory, made once on a machine: starting is much faster with them.
 
-    The JVM itself checks that they are those of its jars, at the same place, and goes without them if not.
+    The JVM itself checks that they are those of its jars, at the same place and of the same time, and goes without them if not.
     """
     spark = find_spec("pyspark")
-    what = f"{require_java().version} {version('pyspark')} {spark.origin if spark else ''} {_class_path()} {_JAVA}"
+    assert spark is not None
+    assert spark.origin is not None
+    jars_of = Path(spark.origin).parent / "jars"
+    what = f"{require_java().version} {version('pyspark')} {jars_of} {jars_of.stat().st_mtime_ns} {_class_path()} {_JAVA}"
     archive = jars.cache_folder().parent / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
     archive.parent.mkdir(parents=True, exist_ok=True)
     with archive.with_suffix(".lock").open("w") as lock:
