@@ -313,11 +313,9 @@ def large(rows: int) -> pa.Table:
     return pa.table({"id": numbers, "v": texts, "n": (numbers % 7).astype(np.int32)})
 
 
-@pytest.mark.parametrize("rows", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.long)])
-def test_one_deletion_in_a_large_file_reads_one_row_group(
-    spark: Any, table: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_deletion_in_a_large_file_reads_one_row_group(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create(spark, table, version=3)
+    rows = 10_000_000
     # Without a dictionary, so that the bytes follow the rows.
     path = Streaming(spark, table).append(large(rows), row_group_size=100_000, use_dictionary=False)
     spark.sql(f"REFRESH TABLE {table}")

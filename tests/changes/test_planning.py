@@ -75,6 +75,6 @@ def test_an_append_opens_only_its_own_manifest(spark: Any, table: str, version: 
 def test_every_task_gets_its_own_files_and_no_others(spark: Any, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many tasks there are, they read the same."""
     expected = sorted(map(str, changes(spark, busy).collect()))
-    monkeypatch.setattr("icefront.spark.changes.PARTITION_BYTES", 1)
+    monkeypatch.setattr("icefront.spark.changes.PARTITION_BYTES", 1_000)
     found = changes(spark, busy)
     assert sorted(map(str, found.collect())) == expected

@@ -303,7 +303,7 @@ def test_a_history_by_every_hand(spark: Any) -> None:
     hands.insert(first=1, count=2)
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_random_histories(spark: Any, examples: int) -> None:
     Histories.spark = spark
     checks = settings(
