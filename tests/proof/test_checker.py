@@ -384,6 +384,26 @@ def test_a_manifest_list_that_is_removed_is_found(story: Story):
     assert story.checker.violations
 
 
+def test_a_metadata_file_that_the_log_names_and_that_is_gone_is_found(story: Story):
+    story.epoch()
+    story.epoch()
+    assert story.kinds() == []
+    Path(urlsplit(story.load().metadata.metadata_log[0].metadata_file).path).unlink()
+    assert story.kinds() == [Kind.REMOVED]
+
+
+def test_a_metadata_file_that_a_commit_since_the_look_deleted_is_no_violation(story: Story):
+    story.epoch()
+    looked = story.load()
+    oldest = Path(urlsplit(looked.metadata.metadata_log[0].metadata_file).path)
+    story.table.transaction().set_properties({"write.metadata.previous-versions-max": "1"}).commit_transaction()
+    story.epoch()
+    oldest.unlink()
+    tables = iter([looked])
+    story.checker.subject = replace(story.checker.subject, load=lambda: next(tables, None) or story.load())
+    assert story.kinds() == []
+
+
 def test_a_table_that_cannot_be_read_is_a_violation_and_no_exception(story: Story):
     story.epoch()
     story.files()[0].unlink()

@@ -175,6 +175,7 @@ class Checker:
                 # An older state file may still note what was published long ago: that is staged no more.
                 staged = files_of(note for note in notes if _at(note["upper"]) > self.frontier)
                 yield from self._files(table.io, {**staged, **self._committed(table)})
+                yield from self._log(table)
             yield from self._released(released)
         except Exception as error:  # noqa: BLE001 — whatever hinders reading is what is to be told
             said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
@@ -323,8 +324,8 @@ class Checker:
                     yield Violation(Kind.UNSETTLED, entry.path, "no equality delete", added)
 
     def _committed(self, table: Table) -> dict[str, int]:
-        """Name what the metadata and the snapshots that there are refer to, with the sizes that they remember."""
-        files = {table.metadata_location: -1, **{entry.metadata_file: -1 for entry in table.metadata.metadata_log}}
+        """Name what the snapshots that there are refer to, with the sizes that they remember."""
+        files: dict[str, int] = {}
         for snapshot in table.metadata.snapshots:
             files[snapshot.manifest_list] = -1
             for manifest in snapshot.manifests(table.io):
@@ -332,6 +333,14 @@ class Checker:
                 live = (e for e in self._entries(table.io, manifest) if e.status != ManifestEntryStatus.DELETED)
                 files |= {entry.path: entry.size for entry in live}
         return files
+
+    def _log(self, table: Table) -> Iterator[Violation]:
+        """Check that the metadata files are there which the table's log names; a commit since the look may have deleted the oldest."""
+        named = [entry.metadata_file for entry in table.metadata.metadata_log]
+        gone = [path for path in named if not table.io.new_input(path).exists()]
+        if gone and (now := self.subject.load()) is not None:
+            still = {entry.metadata_file for entry in now.metadata.metadata_log}
+            yield from (Violation(Kind.REMOVED, path, "what the table's log names", "no file") for path in gone if path in still)
 
     def _entries(self, io: FileIO, manifest: ManifestFile) -> Sequence[_Entry]:
         if manifest.manifest_path not in self._manifests:
