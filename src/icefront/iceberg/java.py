@@ -258,7 +258,7 @@ class Gateway:
             if java_class(error).endswith(("NoSuchTableException", "NoSuchNamespaceException")):
                 return None
             raise translate(error) from error
-        if is_instance_of(self.spark.sparkContext._gateway, table, _METADATA_TABLE):  # noqa: SLF001
+        if is_instance_of(self.spark.sparkContext._gateway, table, _METADATA_TABLE):  # noqa: SLF001 — py4j asks by the gateway
             raise ConfigError(f"{name} is a metadata table", f"name the table itself: {name.rpartition('.')[0]}")
         return JavaTable(self, name, table)
 
