@@ -49,7 +49,8 @@ def _hoped(change: FileChange, only: Moves) -> FileChange:
 
 
 def _vectors(found: Iterable[FileChange]) -> list[DeleteEntry]:
-    return [vector for change in found for vector in change.replaced or ()]
+    """Return vectors that took another's place, and those. Most files of a large step only came: they are passed over at once."""
+    return [vector for change in found if change.before and change.after for vector in change.replaced or ()]
 
 
 def _within_bounds(wanted: Mapping[int, list[DeleteEntry]]) -> dict[int, list[DeleteEntry]]:

@@ -6,6 +6,7 @@ somebody wants one of them: a table may have hundred thousands, of which a snaps
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -180,7 +181,7 @@ class Ref:
 
 Ids = frozenset[int]
 """Columns whose ranges are wanted, by field id."""
-Read = Callable[[Sequence[Ref], Ids], Sequence[Entries]]
+Read = Callable[[Sequence[Ref], Ids], Iterable[Entries]]
 
 
 class Manifests:
@@ -206,29 +207,43 @@ class Manifests:
         ) as found:
             return {m.manifest_path: Ref.of(m) for m in found}
 
-    def entries(self, manifests: Sequence[Ref], ids: Ids = frozenset()) -> Sequence[Entries]:
-        """Return what manifests list, of data files also the ranges of some columns."""
+    def entries(self, manifests: Sequence[Ref], ids: Ids = frozenset()) -> Iterator[Entries]:
+        """Return what manifests list, of data files also the ranges of some columns: each as soon as it is read, while others are."""
         self.known |= {(m, ids): self._before[m, ids] for m in manifests if (m, ids) in self._before}
         missing = [m for m in manifests if (m, ids) not in self.known]
-        for manifest, found in zip(missing, self._fetch(missing, ids), strict=True):
-            self.known[manifest, ids] = found
-        return [self.known[manifest, ids] for manifest in manifests]
+        fetched = zip(missing, self._fetch(missing, ids), strict=True)
+        for manifest in manifests:
+            while (manifest, ids) not in self.known:
+                which, found = next(fetched)
+                self.known[which, ids] = found
+            yield self.known[manifest, ids]
 
-    def _fetch(self, manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
+    def _fetch(self, manifests: Sequence[Ref], ids: Ids) -> Iterator[Entries]:
         many = len(manifests) > MANY_MANIFESTS or sum(m.bytes for m in manifests) > MANY_BYTES
         if many and self._elsewhere is not None:
-            return self._elsewhere(manifests, ids)
-        if len(manifests) < 2:
-            return [entries(self._io, manifest, ids) for manifest in manifests]
-        with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(lambda manifest: entries(self._io, manifest, ids), manifests))
+            yield from self._elsewhere(manifests, ids)
+        elif len(manifests) < 2:
+            yield from (entries(self._io, manifest, ids) for manifest in manifests)
+        else:
+            # Many threads wait for storage; more than there are cores would get in one another's way where they decode.
+            with ThreadPoolExecutor(_THREADS) as readers, ThreadPoolExecutor(os.cpu_count()) as decoders:
+                read = [readers.submit(_bytes, self._io, manifest) for manifest in manifests]
+                yield from decoders.map(lambda data, manifest: _decoded(data.result(), manifest, ids), read, manifests)
 
 
 # ── one manifest ───────────────────────────────────────────────────────────────────────────
 def entries(io: FileIO, ref: Ref, ids: Ids) -> Entries:
     """Read what a manifest lists as live."""
+    return _decoded(_bytes(io, ref), ref, ids)
+
+
+def _bytes(io: FileIO, ref: Ref) -> bytes:
     with io.new_input(ref.path).open() as stream:
-        manifest = Manifest(stream.read())
+        return stream.read()
+
+
+def _decoded(data: bytes, ref: Ref, ids: Ids) -> Entries:
+    manifest = Manifest(data)
     if ref.has_data:
         return Entries(data=_listing(manifest, ref, ids))
     return Entries(deletes=list(_deletes(manifest, ref)))

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -115,35 +116,55 @@ def plan(old: Mapping[str, Ref], new: Mapping[str, Ref], read: Read, facts: Fact
         # Nothing but files that came: an append does not look into what is older than they are.
         lasting = _reaching(lasting, _of_data(come), read)
     ties = _listed(lasting, read)
-    before, after = (Deletes([*side.values(), *ties.values()], facts) for side in (lost, fresh))
-    ids = before.ids | after.ids
-    left, came = ([e.data for e in read(_of_data(ms), ids) if e.data is not None] for ms in (gone, come))
-    # Files are on both sides only where a manifest was rewritten.
-    both = (left, came) if left and came else ((), ())
-    left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in both)
-    kin = _kin(_Side(gone, left, left_paths - came_paths), _Side(come, came, came_paths - left_paths), read, facts)
-    changes = [
-        FileChange(f, on, None, kin.get(f.path, 0)) for files in left for f, on in before.on(files, _without(files, came_paths))
-    ]
-    changes += [
-        FileChange(f, None, on, kin.get(f.path, 0)) for files in came for f, on in after.on(files, _without(files, left_paths))
-    ]
-    renumbered = _renumbered(left, came, left_paths & came_paths)
-    if renumbered:
-        was = {f.path: on for files in left for f, on in before.on(files, _within(files, renumbered))}
-        now = [(f, on) for files in came for f, on in after.on(files, _within(files, renumbered))]
-        changes += [FileChange(f, was[f.path], on) for f, on in now if _keys(was[f.path]) != _keys(on)]
+    before, after = (
+        _State(_of_data(ms), Deletes([*side.values(), *ties.values()], facts)) for ms, side in ((gone, lost), (come, fresh))
+    )
+    ids = before.deletes.ids | after.deletes.ids
+    stayed: list[tuple[Listing, Places]] = []
+    if before.manifests:
+        changes, stayed = _rewritten(before, after, read, facts)
+    else:
+        # Of each manifest as it comes, while others are read.
+        came = (e.data for e in read(after.manifests, ids) if e.data is not None)
+        changes = [FileChange(f, None, on) for files in came for f, on in after.deletes.on(files, range(len(files)))]
     if changed:
         touching = Deletes(changed, facts)
-        kept = [(files, touching.places(files, _within(files, left_paths - renumbered))) for files in came]
+        kept = [(files, touching.places(files, places)) for files, places in stayed]
         for manifest in _touched(touching, _of_data(shared), read):
             (files,) = (e.data for e in read([manifest], ids) if e.data is not None)
             kept.append((files, touching.places(files, range(len(files)))))
         for files, touched in kept:
-            for (file, on_before), (_, on_after) in zip(before.on(files, touched), after.on(files, touched), strict=True):
-                if _keys(on_before) != _keys(on_after):
-                    changes.append(FileChange(file, on_before, on_after))
+            for (file, was), (_, now) in zip(before.deletes.on(files, touched), after.deletes.on(files, touched), strict=True):
+                if _keys(was) != _keys(now):
+                    changes.append(FileChange(file, was, now))
     return changes
+
+
+def _rewritten(before: _State, after: _State, read: Read, facts: Facts) -> tuple[list[FileChange], list[tuple[Listing, Places]]]:
+    """Compare what manifests listed with what those in their place list; return also the files that are in both as they were."""
+    ids = before.deletes.ids | after.deletes.ids
+    left, came = ([e.data for e in read(state.manifests, ids) if e.data is not None] for state in (before, after))
+    # Files are on both sides only where a manifest was rewritten.
+    both = (left, came) if left and came else ((), ())
+    left_paths, came_paths = ({path for listing in side for path in listing.paths} for side in both)
+    sides = _Side(before.manifests, left, left_paths - came_paths), _Side(after.manifests, came, came_paths - left_paths)
+    kin = _kin(*sides, read, facts)
+    changes = [
+        FileChange(f, on, None, kin.get(f.path, 0))
+        for files in left
+        for f, on in before.deletes.on(files, _without(files, came_paths))
+    ]
+    changes += [
+        FileChange(f, None, on, kin.get(f.path, 0))
+        for files in came
+        for f, on in after.deletes.on(files, _without(files, left_paths))
+    ]
+    renumbered = _renumbered(left, came, left_paths & came_paths)
+    if renumbered:
+        was = {f.path: on for files in left for f, on in before.deletes.on(files, _within(files, renumbered))}
+        now = [(f, on) for files in came for f, on in after.deletes.on(files, _within(files, renumbered))]
+        changes += [FileChange(f, was[f.path], on) for f, on in now if _keys(was[f.path]) != _keys(on)]
+    return changes, [(files, _within(files, left_paths - renumbered)) for files in came]
 
 
 def lie_apart(
@@ -186,6 +207,14 @@ def _renumbered(left: Iterable[Listing], came: Iterable[Listing], shared: set[st
 
 
 @dataclass(frozen=True, slots=True)
+class _State:
+    """Data manifests that only one of two snapshots has, and the deletes that may hold there for a file that changed."""
+
+    manifests: Sequence[Ref]
+    deletes: Deletes
+
+
+@dataclass(frozen=True, slots=True)
 class _Side:
     """Manifests, what they list, and which of those files are in this state alone."""
 
@@ -205,7 +234,7 @@ def _kin(left: _Side, came: _Side, read: Read, facts: Facts) -> Mapping[str, int
         return {}
     ids = frozenset(sorted(facts.types)[: kinship.COLUMNS])
     sides = (
-        kinship.Side.of((e.data for e in read(_of_data(s.manifests), ids) if e.data is not None), s.paths, facts.types)
+        kinship.Side.of((e.data for e in read(s.manifests, ids) if e.data is not None), s.paths, facts.types)
         for s in (left, came)
     )
     return kinship.kin(*sides)
@@ -283,6 +312,8 @@ class Deletes:
     def on(self, files: Listing, places: Places) -> Iterator[tuple[DataEntry, tuple[DeleteEntry, ...]]]:
         """Return some of the files with the deletes that apply to each, in a settled order."""
         found = self._found(files, places)
+        if not found:
+            return zip(files.some(places), repeat(()), strict=False)
         ordered = {place: tuple(sorted(deletes, key=lambda d: (d.path, d.offset or 0))) for place, deletes in found.items()}
         return zip(files.some(places), (ordered.get(place, ()) for place in places), strict=True)
 

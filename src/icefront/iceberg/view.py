@@ -216,4 +216,8 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
+            if not gc.get_freeze_count():
+                # What was made counts as old, so that the next look for garbage is not among it.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
