@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from icefront.changelog import changes
 from icefront.core.errors import ConfigError
-from icefront.iceberg.expiring import below, folders, without
+from icefront.iceberg.expiring import Expiring, below, folders, without
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
 from icefront.testing.feeds import ORDERS, Feed
@@ -158,6 +159,32 @@ def test_the_mark_survives_and_the_pipeline_goes_on(lake: Lake, table: str) -> N
     mark = View.of(lake.spark, table).metadata.properties["icefront.mark.orders"]
     assert expire(lake.spark, table, keep=NOW).snapshots > 3
     assert View.of(lake.spark, table).metadata.properties["icefront.mark.orders"] == mark
+    feed.advance(20)
+    assert lake.run(pipeline).epochs == 1
+    lake.check_every_snapshot(table, "orders")
+
+
+def test_a_mark_that_a_tag_holds_is_not_cut_off_by_what_others_commit_meanwhile(
+    lake: Lake, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it still there and not on the branch any more, the next run would take that for a rollback, and stop."""
+    feed = Feed(lake.feed, tables=[ORDERS], seed=3, deletes=0.2)
+    feed.scan(20)
+    pipeline = lake.pipeline(**orders(table))
+    lake.run(pipeline)
+    lake.spark.sql(f"ALTER TABLE {table} CREATE TAG audit")
+    foreign = f"INSERT INTO {table} SELECT * FROM {table} LIMIT 0"
+    lake.spark.sql(foreign)
+    looked = Expiring._held_marks
+
+    def late(self: Expiring) -> Iterator[int]:
+        found = list(looked(self))
+        for _ in range(3):
+            lake.spark.sql(foreign)
+        return iter(found)
+
+    monkeypatch.setattr(Expiring, "_held_marks", late)
+    expire(lake.spark, table, keep=NOW)
     feed.advance(20)
     assert lake.run(pipeline).epochs == 1
     lake.check_every_snapshot(table, "orders")

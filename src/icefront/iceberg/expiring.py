@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _LISTED = StructType([StructField("file_path", StringType()), StructField("last_modified", TimestampType())])
 _FOLDERS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+_CLOCKS = 60_000
+"""Milliseconds that a snapshot may be older than its parent by their times: Iceberg takes so much for clocks that differ."""
 _LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 
 
@@ -39,32 +41,33 @@ class Expiring:
 
     def expire(self, older_than: datetime, at_least: int) -> list[tuple[str, str]]:
         """Take snapshots out of the table; return the files that only they had, each with its kind."""
-        left = max(at_least, self._down_to_held_marks())
-        action = self._actions.expireSnapshots(self._table.table).expireOlderThan(_milliseconds(older_than)).retainLast(left)
+        before = min([_milliseconds(older_than), *self._held_marks()])
+        action = self._actions.expireSnapshots(self._table.table).expireOlderThan(before).retainLast(at_least)
         found = call(lambda: DataFrame(action.expireFiles().toDF(), self._spark).select("path", "type").collect())
         return [(row["path"], row["type"]) for row in found]
 
-    def _down_to_held_marks(self) -> int:
-        """Count the snapshots from the current one down to those that marks remember and tags hold; 0: there are none.
+    def _held_marks(self) -> Iterator[int]:
+        """Return times before which snapshots may expire, from the current one down to those that marks remember and tags hold.
 
         If what is between expired, such a snapshot would still be there, but not on the branch: that is what a rollback looks like.
+        What others commit meanwhile is younger: times do not move as numbers of snapshots would.
         """
         metadata = self._table.metadata()
         properties = self._table.properties()
         marks = {Mark.from_json(text).epoch_id for name, text in properties.items() if name.startswith(mark_property(""))}
         refs = metadata.refs()
         tags = [refs.get(name).snapshotId() for name in self._table.gateway.read(refs.keySet()) if name != "main"]
-        found = {tag for tag in tags if _epoch(metadata.snapshot(tag)) in marks}
-        count = number = 0
-        snapshot = metadata.currentSnapshot() if found else None
-        while snapshot is not None and found:
-            number += 1
-            if snapshot.snapshotId() in found:
-                found.remove(snapshot.snapshotId())
-                count = number
+        held = {tag for tag in tags if _epoch(metadata.snapshot(tag)) in marks}
+        between: list[int] = []
+        snapshot = metadata.currentSnapshot() if held else None
+        while snapshot is not None and held:
+            between.append(snapshot.timestampMillis() - _CLOCKS)
+            if snapshot.snapshotId() in held:
+                held.remove(snapshot.snapshotId())
+                yield from between
+                between.clear()
             parent = snapshot.parentId()
             snapshot = None if parent is None else metadata.snapshot(parent)
-        return count
 
     def orphans(self, older_than: datetime) -> list[str]:
         """Name files in the table's own folders that are old enough and that nothing in its metadata knows."""
