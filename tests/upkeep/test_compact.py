@@ -182,16 +182,18 @@ def test_what_becomes_one_file_is_packed_and_not_sorted_by_key(spark: Any, table
     assert made == [sorted_], "the table's own order is kept in each file"
 
 
-@pytest.mark.parametrize("inserts", [6, 18])
-def test_all_cores_rewrite_a_group_evenly_and_its_files_are_not_small_again(spark: Any, table: str, inserts: int) -> None:
+@pytest.mark.parametrize("inserts", [[100] * 6, [100] * 18, [600, 600, *[100] * 6]], ids=["few", "many", "large ones first"])
+def test_all_cores_rewrite_a_group_evenly_and_its_files_are_not_small_again(
+    spark: Any, table: str, inserts: Sequence[int]
+) -> None:
     """As many rows as make two files of an eighth of the target size each, dead ones not counted; or more than fit into one file."""
     create(spark, table, columns="id bigint NOT NULL, v string, n int")
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.target-file-size-bytes'='36000')")
-    for start in range(0, 100 * inserts, 100):
-        spark.sql(f"INSERT INTO {table} SELECT id, uuid(), 0 FROM range({start}, {start + 100}, 1, 1)")
+    for count in inserts:
+        spark.sql(f"INSERT INTO {table} SELECT id, uuid(), 0 FROM range(0, {count}, 1, 1)")
     assert sum(row.file_size_in_bytes for row in files(spark, table)) > 4 * small(View.of(spark, table).metadata)
     done = check(spark, table, everything=True)
-    assert (done.files_before, done.files_after) == (inserts, spark.sparkContext.defaultParallelism)
+    assert (done.files_before, done.files_after) == (len(inserts), spark.sparkContext.defaultParallelism)
     found = [row.record_count for row in files(spark, table)]
     assert max(found) - min(found) <= 200, "one would keep a core busy while the other waits, here and for all readers"
     assert check(spark, table).snapshots == ()

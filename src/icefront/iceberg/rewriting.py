@@ -58,8 +58,8 @@ class Rewriter:
         self._gateway = table.gateway
         self._table = table
         self._options = self._gateway.string_map(options)
-        jvm: Any = spark._jvm  # noqa: SLF001
-        self._iceberg = jvm.org.apache.iceberg
+        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._iceberg = self._jvm.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
         # As Iceberg's action has it: adaptive execution would change the partitioning of what is written.
         session = self._gateway.session.cloneSession()
@@ -68,6 +68,7 @@ class Rewriter:
         self._sorting = (
             None if columns is None else self._private("SparkSortFileRewriteRunner", [session, table.table, self._order(columns)])
         )
+        self._largest_first = self._by_bytes().reversed()
         self._between = between
         self._least = least
         self._cores = int(spark.sparkContext.defaultParallelism)
@@ -87,13 +88,23 @@ class Rewriter:
         kind = self._table.table.getClass().getClassLoader().loadClass(_RUNNERS + name)
         constructor = next(c for c in kind.getDeclaredConstructors() if c.getParameterCount() == len(arguments))
         constructor.setAccessible(True)
-        jvm: Any = self._gateway.spark._jvm  # noqa: SLF001
-        given = self._gateway.spark.sparkContext._gateway.new_array(jvm.java.lang.Object, len(arguments))  # noqa: SLF001
+        given = self._gateway.spark.sparkContext._gateway.new_array(self._jvm.java.lang.Object, len(arguments))  # noqa: SLF001
         for place, argument in enumerate(arguments):
             given[place] = argument
         made = constructor.newInstance(given)
         made.init(self._gateway.string_map({}))
         return made
+
+    def _by_bytes(self) -> JavaObject:
+        """Make a comparator of files with their deletes. They may be thousands: they are compared where they are."""
+        invoke, loader = self._jvm.java.lang.invoke, self._table.table.getClass().getClassLoader()
+        task, function = (
+            loader.loadClass("org.apache.iceberg.FileScanTask"),
+            loader.loadClass("java.util.function.ToLongFunction"),
+        )
+        long = invoke.MethodType.methodType(self._jvm.java.lang.Long.TYPE)
+        size = invoke.MethodHandles.publicLookup().findVirtual(task, "sizeBytes", long)
+        return self._jvm.java.util.Comparator.comparingLong(invoke.MethodHandleProxies.asInterfaceInstance(function, size))
 
     def plan(self) -> list[Group]:
         """Find what is worth rewriting in the table as it is now."""
@@ -114,11 +125,13 @@ class Rewriter:
         tasks = min(self._cores, max(size // self._least, min(FEW, FEW * size // self._least)))
         if tasks >= files and weight < 2 * size:
             # Iceberg fills tasks up one after the other, and leaves the last one what remains. Files do not divide evenly: without room
-            # for some of them one more task would be needed.
+            # for some of them, or if large ones came last, one more task would be needed.
             even = weight // tasks
             split, files = even + min(even // 10, 2 * weight // group.inputFileNum()), tasks
+            ordered = self._lists.newArrayList(group.fileScanTasks())
+            self._jvm.java.util.Collections.sort(ordered, self._largest_first)
             group = self._iceberg.actions.RewriteFileGroup(
-                group.info(), group.fileScanTasks(), group.outputSpecId(), group.maxOutputFileSize(), split, files
+                group.info(), ordered, group.outputSpecId(), group.maxOutputFileSize(), split, files
             )
         return Group(group, group.inputFileNum(), size, files)
 
