@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_many_manifests_are_read_in_spark(spark: Any, busy: str, monkeypatch: py
     expected = view.plan(steps)
     asked: list[int] = []
 
-    def elsewhere(manifests: Sequence[Ref], ids: Ids) -> Sequence[Entries]:
+    def elsewhere(manifests: Sequence[Ref], ids: Ids) -> Iterable[Entries]:
         asked.append(len(manifests))
         assert view.elsewhere is not None
         return view.elsewhere(manifests, ids)

@@ -297,6 +297,21 @@ def test_deletes_are_read_once_however_many_files_they_are_on(
     assert all(Counting.opened[f"f{i}"] == 2 for i in range(10)), "once for the new delete, once for all others"
 
 
+def test_deletes_that_many_files_share_are_read_once_however_large_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a backlog that is settled: all of them were held at once for the first file, and the next one wants them again."""
+    monkeypatch.setattr(Counting, "opened", Counter())
+    monkeypatch.setattr(datafiles, "KEPT_BYTES", 0)
+    rows = numbered({"id": (1, list(range(12)))})
+    files = Files(Counting({}), Layout({0: pyarrow_to_schema(rows.schema).model_dump_json()}, 2))
+    data = [DataEntry(put(tmp_path / f"f{i}", rows), "parquet", 0, (), sequence=0, records=12, size=1) for i in range(5)]
+    deletes = [equality(tmp_path / f"e{i}", (1,), numbered({"id": (1, [i])}), i + 1) for i in range(3)]
+    for file in data:
+        assert np.flatnonzero(files.dead(file, deletes)).tolist() == [0, 1, 2]
+    assert {name: count for name, count in Counting.opened.items() if name[0] == "e"} == {"e0": 1, "e1": 1, "e2": 1}
+
+
 @pytest.mark.parametrize("zone", [None, "UTC"])
 def test_nanoseconds_of_format_3_are_kept(tmp_path: Path, zone: str | None) -> None:
     kind = pa.timestamp("ns", zone)

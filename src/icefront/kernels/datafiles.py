@@ -38,7 +38,7 @@ WINDOWS = 16
 PAGE_ROWS = 20_000
 """Of how many rows most writers make a page at most."""
 KEPT_BYTES = 128 << 20
-"""How much of the deletes is kept that were read: files that lie together mostly share them."""
+"""How much of the deletes is kept that were read, if the last file did not need more: files that lie together mostly share them."""
 LEFT, CAME = 0, 1
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -98,21 +98,20 @@ class Layout:
 
 
 class _Kept:
-    """What was read, as far as `KEPT_BYTES` go. What was not asked for longest makes room."""
+    """What was read, as far as `KEPT_BYTES` go, and what was asked for last however much that is. What is oldest makes room."""
 
     def __init__(self) -> None:
         self._values: dict[Any, Any] = {}
-        self._bytes = 0
 
-    def get(self, key: Any, read: Callable[[], Any]) -> Any:
-        if key in self._values:
-            self._values[key] = self._values.pop(key)
-            return self._values[key]
-        self._values[key] = found = read()
-        self._bytes += found.nbytes
-        while self._bytes > KEPT_BYTES and len(self._values) > 1:
-            self._bytes -= self._values.pop(next(iter(self._values))).nbytes
-        return found
+    def all(self, wanted: Mapping[Any, Callable[[], Any]]) -> list[Any]:
+        """Return what is wanted, all of it at once."""
+        found = {key: self._values.pop(key) if key in self._values else read() for key, read in wanted.items()}
+        self._values |= found
+        over = sum(value.nbytes for value in self._values.values()) - KEPT_BYTES
+        for key in list(self._values)[: -len(found) or None]:
+            if over > 0:
+                over -= self._values.pop(key).nbytes
+        return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -186,8 +185,9 @@ class Files:
         return vectors.decode(vectors.blob(self.io, delete.path, delete.offset, delete.length), delete.path)
 
     def _positions(self, delete: DeleteEntry, path: str) -> Positions:
-        grouped: _ByPath = self._kept.get(delete.key, lambda: self._by_path(delete))
-        return grouped.of(path)
+        (grouped,) = self._kept.all({delete.key: partial(self._by_path, delete)})
+        of_file: Positions = grouped.of(path)
+        return of_file
 
     def _by_path(self, delete: DeleteEntry) -> _ByPath:
         with self._opened(delete.path) as parquet:
@@ -208,7 +208,7 @@ class Files:
     def _named(self, schema: Schema, deletes: Sequence[DeleteEntry]) -> pa.Table:
         """Read the rows that deletes name."""
         shape = str(schema)
-        return pa.concat_tables(self._kept.get((shape, d.key), partial(self._whole, d, schema)) for d in deletes)
+        return pa.concat_tables(self._kept.all({(shape, d.key): partial(self._whole, d, schema) for d in deletes}))
 
     def _whole(self, delete: DeleteEntry, schema: Schema) -> pa.Table:
         with self._opened(delete.path) as parquet:
