@@ -27,7 +27,13 @@ def read_metadata(location: str) -> tuple[list[dict[str, Any]], Schema]:
     found = StaticTable.from_metadata(location)
     context = datafusion.SessionContext()
     context.register_table("t", found)
-    return context.sql("SELECT * FROM t").to_pylist(), found.schema()
+    names = found.schema().column_names
+    snapshot = found.current_snapshot()
+    # It reads in the snapshot's own schema: a column that came since is not in it, and all null.
+    old = found.schemas()[snapshot.schema_id].column_names if snapshot is not None and snapshot.schema_id is not None else names
+    there = ", ".join(f'"{name}"' for name in names if name in old)
+    rows = context.sql(f"SELECT {there} FROM t").to_pylist()
+    return [dict.fromkeys(names) | row for row in rows], found.schema()
 
 
 def by_pyiceberg(location: str) -> pa.Table:

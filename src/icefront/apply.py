@@ -14,7 +14,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 STREAM = "sql.streaming.queryId"
 """The local property in which Spark says, inside `foreachBatch`, which streaming query is at work."""
 BASE = "base"
+Publish = Literal["immediate", "settled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def apply_changes(
     op: str | None = None,
     adopt: bool = False,
     properties: dict[str, str] | None = None,
+    publish: Publish = "immediate",
 ) -> Applied:
     """Upsert and delete the rows of `df` in `table`, once per (query, batch).
 
@@ -73,15 +75,20 @@ def apply_changes(
     `query` names what is applied; a batch id counts within its streaming query. A stream with a new checkpoint is another
     one, and stops with SourceChanged: pass `adopt` once to let it go on from what the table holds. `adopt` also takes over
     a table that has rows of others.
+
+    Deletes name keys, and readers look for them until the table is settled. With `publish="settled"` the rows are looked up
+    before: that takes longer, and every engine can read every snapshot.
     """
     if batch < 0:
         raise ConfigError(f"batch is {batch}", "pass foreachBatch's batch id, which begins at 0")
+    if publish not in get_args(Publish):
+        raise ConfigError(f"publish is {publish!r}", f"pass one of {', '.join(get_args(Publish))}")
     from icefront.sinks.iceberg import IcebergSink, IcebergTarget  # noqa: PLC0415 — Spark is an extra, and slow to import
     from icefront.spark.frames import FrameWork, write_frame  # noqa: PLC0415
 
     spark = df.sparkSession
     keys = (keys,) if isinstance(keys, str) else tuple(keys)
-    wanted = IcebergTarget(pipeline=query, table=table, keys=keys, properties=properties or {})
+    wanted = IcebergTarget(pipeline=query, table=table, keys=keys, properties=properties or {}, publish=publish)
     sink = IcebergSink(spark, wanted)
     schema = sink.open()
     if schema is None:

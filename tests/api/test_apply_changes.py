@@ -54,6 +54,21 @@ def test_a_repeated_batch_does_nothing_and_gaps_are_legal(spark: Any, table: str
     assert state(spark, table) == {1: "b"}
 
 
+def test_a_settled_batch_leaves_no_equality_delete(spark: Any, table: str) -> None:
+    def equality() -> str:
+        row = spark.sql(f"SELECT summary['total-equality-deletes'] FROM {table}.snapshots ORDER BY committed_at DESC").first()
+        return str(row[0])
+
+    apply(frame(spark, [(1, "a", 1, "c"), (2, "b", 1, "c")]), table, 0, publish="settled")
+    apply(frame(spark, [(1, "c", 1, "u"), (2, None, 1, "d")]), table, 1)
+    assert equality() != "0"
+    apply(frame(spark, [(1, "d", 1, "u")]), table, 2, publish="settled")
+    spark.catalog.refreshTable(table)
+    assert (state(spark, table), equality()) == ({1: "d"}, "0")
+    with pytest.raises(ConfigError, match="publish is 'later'"):
+        apply(frame(spark, [(1, "e", 1, "u")]), table, 3, publish="later")
+
+
 def test_without_op_every_row_is_an_upsert_and_new_columns_are_added(spark: Any, table: str) -> None:
     apply(frame(spark, [(1, "a")], "id bigint, v string"), table, 0, op=None, sequence_by=None)
     apply(frame(spark, [(2, "b", 7)], "id bigint, v string, n int"), table, 1, op=None, sequence_by=None)

@@ -65,13 +65,15 @@ class Upheld(RuleBasedStateMachine):
         self.spark.sql(f"CALL lake.system.{procedure}({', '.join((f'table => {self.table!r}', *arguments))})")
 
     # ── rows ───────────────────────────────────────────────────────────────────────────────
-    @rule(new=KEYS, gone=KEYS)
-    def publish(self, new: set[int], gone: set[int]) -> None:
+    @rule(new=KEYS, gone=KEYS, settled=st.booleans())
+    def publish(self, new: set[int], gone: set[int], *, settled: bool = False) -> None:
         number = next(self.batches)
         changes: list[tuple[int, str | None, int | None, str]] = [(key, f"v{number}", key % 2, "c") for key in sorted(new)]
         changes += [(key, None, None, "d") for key in sorted(gone - new)]
         frame = self.spark.createDataFrame(changes, "id bigint, v string, n int, op string")
-        apply_changes(frame, self.table, keys=["id"], query="q", batch=number, op="op")
+        how: Any = "settled" if settled else "immediate"
+        apply_changes(frame, self.table, keys=["id"], query="q", batch=number, op="op", publish=how)
+        assert not settled or deletes(self.spark, self.table)[DeleteKind.EQUALITY] == 0, "none of it, and none of before"
         for key, value, n, _ in changes:
             self.rows.pop(key, None)
             if value is not None and n is not None:
@@ -226,7 +228,7 @@ def test_upkeep_by_every_hand(upheld: type[Upheld], version: int, partitioned: s
     table.publish(new={2}, gone={8})
     table.settle_with_something_between(what="expire", new={9}, gone={1})
     table.settle_with_something_between(what="compact by others", new={9}, gone=set())
-    table.publish(new={9}, gone={2})
+    table.publish(new={9}, gone={2}, settled=True)
     table.compact()
     table.teardown()
 

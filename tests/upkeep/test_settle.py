@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 from icefront.changelog import changes
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.view import View
+from icefront.proof import failpoints
 from icefront.upkeep import settle as settling
 from icefront.upkeep.settle import debt, settle
 from tests.changes.oracle import spelled
@@ -152,6 +153,28 @@ def test_large_settles_take_several_commits(
     Streaming(spark, table).commit([], [{"id": i} for i in (1, 11, 21)])
     monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
     assert len(check(spark, lake_folder, table).snapshots) == 3
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_one_that_ends_between_its_commits_leaves_a_right_table(
+    spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of at least three commits, after each of which the next one may never come; and rows are published before it is done anew."""
+    create(spark, table, version=version)
+    for start in (0, 10, 20):
+        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
+    for key, (place, commit) in enumerate((("settle.before-commit", 2), ("settle.after", 1), ("settle.after", 2))):
+        Streaming(spark, table).commit([{"id": 100 + key, "v": "new", "n": key}], [{"id": k} for k in (key, key + 10, key + 20)])
+        before, equality = rows(spark, table), deletes(spark, table)[DeleteKind.EQUALITY]
+        monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"{place}=raise@{commit}"))
+        with pytest.raises(failpoints.FailpointError):
+            settle(spark, table)
+        assert rows(spark, table) == before, (place, commit)
+        assert deletes(spark, table)[DeleteKind.EQUALITY] == equality, "they stay until the last commit"
+    monkeypatch.setattr(failpoints, "_armed", {})
+    Streaming(spark, table).commit([], [{"id": 100}, {"id": 29}])
+    assert len(check(spark, lake_folder, table).snapshots) > 1
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from icefront.core.errors import ConnectionFailed, IcefrontError
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Unexpected, wait_until
 from icefront.proof.scene import Broken, Scene
+from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
 
 UNEXPECTED = 1
@@ -329,12 +331,34 @@ def _settle(scene: Scene) -> bool:
 @_in(BLOWS, "expiry", "another program expires snapshots and deletes the files that only they had")
 def _expiry(scene: Scene) -> bool:
     keep = scene.rng.randint(1, 3)
+    arguments = f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}"
+    return _expires(scene, lambda: _procedure(scene, "expire_snapshots", arguments))
+
+
+@_in(BLOWS, "expire", "upkeep expires snapshots and deletes the files that only they had, but none that are staged")
+def _expire(scene: Scene) -> bool:
+    keep = scene.rng.randint(1, 3)
+
+    def by_upkeep() -> bool:
+        notes = staged_notes(scene.state)
+        if notes is None or scene.checker.frontier == (0, 0):
+            return False  # nobody knows what is staged; or there is nothing to expire
+        try:
+            expire(scene.lake.spark, scene.table, keep=timedelta(), at_least=keep, staged=files_of(notes))
+        except IcefrontError as error:
+            raise Broken(Violation(Kind.UNREADABLE, "expire", "a table whose snapshots can expire", str(error))) from error
+        return True
+
+    return _expires(scene, by_upkeep)
+
+
+def _expires(scene: Scene, how: Callable[[], bool]) -> bool:
+    """Say whether a snapshot is gone."""
     if scene.rivals:
         return False  # what they publish now could expire unseen
     scene.check()  # what expires now is seen for the last time
     before = scene.snapshots()
-    done = _procedure(scene, "expire_snapshots", f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}")
-    return done and not before <= scene.snapshots()
+    return how() and not before <= scene.snapshots()
 
 
 def _commits(scene: Scene, name: str, *arguments: str) -> bool:
