@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,16 +25,22 @@ def kill_at_once(driver: Driver, _project: Watched) -> None:
     driver.wake()
 
 
-def kill_in_mid_commit(driver: Driver, project: Watched) -> None:
+@contextmanager
+def in_mid_commit(driver: Driver, project: Watched) -> Iterator[None]:
     """The catalog's database is locked, so that the JVM waits in the very commit: its metadata is written, and not yet in place."""
     before = metadata_files(project)
     with closing(sqlite3.connect(project.catalog / "catalog.db", isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         driver.wake()
         wait_until(lambda: metadata_files(project) > before, what="the JVM did not begin to commit")
+        yield
+        holder.execute("ROLLBACK")
+
+
+def kill_in_mid_commit(driver: Driver, project: Watched) -> None:
+    with in_mid_commit(driver, project):
         kill_jvm(driver)
         wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
-        holder.execute("ROLLBACK")
 
 
 def metadata_files(project: Watched) -> int:
@@ -62,6 +68,27 @@ def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, subtests: p
             expect_the_reason(driver)
         project.check()
     project.run()
+    project.check_caught_up()
+
+
+def test_a_jvm_that_outlives_its_driver_in_mid_commit_changes_nothing_that_its_successor_made(tmp_path: Path) -> None:
+    """It is paused in the commit, its driver killed and overtaken; woken, it finishes what it was doing, and ends by itself."""
+    project = Watched(tmp_path)
+    project.feed.advance(20)
+    with project.start("publish.before-commit=pause@2") as driver:
+        driver.wait_until_stopped()
+        with in_mid_commit(driver, project):
+            jvm = driver.jvm()
+            assert jvm is not None
+            os.kill(jvm, signal.SIGSTOP)
+            driver.kill()
+        project.feed.advance(20)
+        project.run()
+        project.check_caught_up()
+        before = project.metadata()
+        os.kill(jvm, signal.SIGCONT)
+        wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
+    assert project.metadata() == before
     project.check_caught_up()
 
 
