@@ -221,6 +221,7 @@ class Gateway:
         self.file_parser = iceberg.ContentFileParser
         self.schema_parser = iceberg.SchemaParser
         self.metadata_parser = iceberg.TableMetadataParser
+        self._table_metadata = iceberg.TableMetadata
         self.schema_util = iceberg.spark.SparkSchemaUtil
         self.spec_parser = iceberg.PartitionSpecParser
         self.order_parser = iceberg.SortOrderParser
@@ -232,6 +233,10 @@ class Gateway:
         self.at_once = iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
         """Runs what it is given in the same thread. Of its thread pools Iceberg asks every 10 ms whether they are done: half of a commit."""
         self.clock = jvm.java.lang.System
+
+    def with_snapshot(self, metadata: JavaObject, snapshot: JavaObject) -> JavaObject:
+        """Return a table's metadata with one more snapshot, which is the current one."""
+        return self._table_metadata.buildFrom(metadata).setBranchSnapshot(snapshot, "main").build()
 
     def catalog(self, name: str) -> JavaObject:
         # Spark looks catalogs up through the thread's own session, and a new thread has none.
@@ -509,8 +514,8 @@ class JavaTable:
         def lost(made: JavaObject, _: Mapping[str, str]) -> bool:
             return not set(after) <= self._ancestors(made, until=planned_at)
 
-        def change(transaction: JavaObject) -> JavaObject:
-            update = transaction.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
+        def change(table: JavaObject) -> JavaObject:
+            update = table.newRowDelta().validateFromSnapshot(planned_at).validateDeletedFiles()
             update.validateDataFilesExist(self.gateway.read_list(files))
             self._exchange(update, deletes)
             return update
@@ -534,28 +539,30 @@ class JavaTable:
         patience: float,
         harms: Callable[[JavaObject, Mapping[str, str]], bool] = lambda *_: False,
     ) -> Upkept:
-        """Commit a change that `change` makes of a transaction; it says by its validations when another commit touched the same files.
+        """Commit a change that `change` makes of the table; it says by its validations when another commit touched the same files.
 
         `harms` is shown the snapshot that would be committed, and its summary: what does harm is not sent.
         """
         given_up = time.monotonic() + patience
         sent: dict[int, Mapping[str, str]] = {}
+        # One for all attempts: of the manifests that it has written anew only those of later commits are left to the next one.
+        update = call(lambda: change(self.table))
+        update.scanManifestsWith(self.gateway.at_once)
+        for key, value in entries.items():
+            update.set(key, value)
         attempt = 0
         while True:
             attempt += 1
             try:
-                transaction = self.table.newTransaction()
-                update = change(transaction)
-                update.scanManifestsWith(self.gateway.at_once)
-                for key, value in entries.items():
-                    update.set(key, value)
-                update.commit()
-                made = transaction.currentMetadata().currentSnapshot()
+                made = update.apply()
+                onto = self.metadata()
                 snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
                 if harms(made, told):
                     return Upkept(None, sent=bool(sent))
-                sent[snapshot] = told
-                self._swap(transaction)
+                if _follows(made, onto):
+                    sent[snapshot] = told
+                    self.table.operations().commit(onto, self.gateway.with_snapshot(onto, made))
+                    return Upkept(snapshot, told)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 # Whatever is said: it may have landed.
@@ -569,8 +576,6 @@ class JavaTable:
                 if not again or time.monotonic() >= given_up:
                     raise failed from error
                 log.info("an upkeep commit was not confirmed; trying again", table=self.name, error=failed.fact)
-            else:
-                return Upkept(snapshot, told)
             _pause(attempt)
 
     def _any_of(self, snapshots: Collection[int]) -> int | None:
@@ -629,6 +634,12 @@ class JavaTable:
         tree = self.gateway.mapper.readTree(json.dumps(files))
         specs = self.table.specs()
         return [self.gateway.file_parser.fromJson(tree.get(i), specs) for i in range(len(files))]
+
+
+def _follows(snapshot: JavaObject, metadata: JavaObject) -> bool:
+    """Say whether a snapshot was made on what the table is by some metadata. Another thread may have looked at it since."""
+    current = metadata.currentSnapshot()
+    return current is not None and bool(snapshot.parentId() == current.snapshotId())
 
 
 def _pause(attempt: int) -> None:

@@ -168,8 +168,8 @@ class Rewriter:
         together = [group.planned for group in groups]
         at, number = self._planned_at.snapshotId(), self._planned_at.sequenceNumber()
 
-        def change(transaction: JavaObject) -> JavaObject:
-            update = transaction.newRewrite().validateFromSnapshot(at)
+        def change(table: JavaObject) -> JavaObject:
+            update = table.newRewrite().validateFromSnapshot(at)
             gone, vectors, new = self._sets()
             for group in together:
                 gone.addAll(group.rewrittenFiles())
