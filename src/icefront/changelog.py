@@ -67,7 +67,12 @@ def changes(
         layout=view.layout,
         io_properties=view.io_properties,
         location=view.metadata.location,
-        moments={s.ordinal: Moment(s.snapshot.snapshot_id, s.snapshot.timestamp_ms, view.schema_id(s)) for s in steps},
+        moments={
+            s.ordinal: Moment(
+                s.snapshot.snapshot_id, s.snapshot.timestamp_ms, view.schema_id(s.snapshot), view.schema_id(s.parent)
+            )
+            for s in steps
+        },
         keys=key_ids,
         schema_id=last.schema_id,
         # The past may have had no value where the table has one by now.

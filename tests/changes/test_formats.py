@@ -300,6 +300,39 @@ def test_files_of_a_migrated_table(spark: Any, table: str, form: str, mode: str,
     assert verify(spark, table, None, third, everything, 5) == []
 
 
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_numbers_that_are_only_in_the_path_of_a_migrated_file(
+    spark: Any, table: str, form: str, kind: str, tmp_path: Path
+) -> None:
+    create(spark, table, version=2, columns=f"id bigint, f {kind}", partitioned="f")
+    plain = tmp_path / "plain"
+    spark.sql(f"SELECT id, CAST(id AS {kind}) / 2 - 1 f FROM range(3)").write.partitionBy("f").format(form).save(str(plain))
+    spark.sql(f"CALL lake.system.add_files(table => '{table}', source_table => '`{form}`.`{plain}`')")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{FORMAT}'='{form}')")
+    spark.sql(f"INSERT INTO {table} VALUES (7, CAST('NaN' AS {kind})), (8, CAST('-Infinity' AS {kind})), (9, NULL)")
+    first, second = snapshots(spark, table)
+    assert {(row["id"], row["f"]) for row in check(spark, table, None, first)} == {(0, -1.0), (1, -0.5), (2, 0.0)}
+    check(spark, table, first, second)
+    check(spark, table, None, second)
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_deletes_by_a_member_of_a_struct_that_was_dropped_since_then(spark: Any, table: str, form: str) -> None:
+    create(spark, table, version=2, columns="id bigint, s struct<a: int, b: int>", **{FORMAT: form})
+    spark.sql(
+        f"INSERT INTO {table} SELECT /*+ COALESCE(1) */ * FROM VALUES (1L, named_struct('a', 1, 'b', 10)), "
+        "(2L, named_struct('a', 2, 'b', 20)), (3L, NULL)"
+    )
+    Streaming(spark, table).commit([], deletes=[{"s": {"a": 1}}], keys=["s.a"])
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN s.a")
+    spark.sql(f"INSERT INTO {table} VALUES (4, named_struct('b', 40))")
+    first, second, third = snapshots(spark, table)
+    assert [row["id"] for row in changes(spark, table, first, second).collect()] == [1]
+    now = {row["id"]: row["s"] and row["s"].asDict() for row in changes(spark, table, None, third, net=True).collect()}
+    assert now == {2: {"b": 20}, 3: None, 4: {"b": 40}}
+
+
 # ── how they are read ──────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("form", OTHERS)
 def test_nothing_stays_staged_and_a_frame_can_be_looked_at_again(spark: Any, table: str, form: str) -> None:

@@ -109,7 +109,7 @@ def test_ids_tell_what_values_tell_and_only_the_rest_is_read(keys: tuple[int, ..
         found = [FileChange(written(folder, f"b{i}", rows), (), None) for i, rows in enumerate(before)]
         found += [FileChange(written(folder, f"a{i}", rows), None, ()) for i, rows in enumerate(after)]
         layout = Layout({0: SCHEMA.model_dump_json()}, 3)
-        plan = job.Plan("t", layout, {}, name, {0: job.Moment(7, 0, 0)}, keys, 0, OUTPUT)
+        plan = job.Plan("t", layout, {}, name, {0: job.Moment(7, 0, 0, 0)}, keys, 0, OUTPUT)
         items = [[(0, [change])] for change in found]
         spread = Spread({0: count}, count)
         by_values = exchanged(job._Scatter(plan, job._Own(plan), spread)(handed_out(items)), job._Gather(plan))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from icefront.changelog import changes
 from icefront.iceberg import history, live
-from icefront.iceberg.live import Entries, Ids, Ref
+from icefront.iceberg.live import Entries, Ids, Manifests, Ref
 from icefront.iceberg.view import View
 from tests.changes.streaming import Streaming
 from tests.changes.test_changes import create
@@ -78,3 +81,31 @@ def test_every_task_gets_its_own_files_and_no_others(spark: Any, busy: str, monk
     monkeypatch.setattr("icefront.spark.changes.PARTITION_BYTES", 1_000)
     found = changes(spark, busy)
     assert sorted(map(str, found.collect())) == expected
+
+
+def test_of_what_nobody_can_read_no_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is down may take its time to say so, for each manifest."""
+    asked: list[str] = []
+
+    def down(_io: Any, ref: Ref) -> bytes:
+        asked.append(ref.path)
+        if ref.path == "0":
+            raise OSError("the store is down")
+        time.sleep(0.01)
+        return b""
+
+    monkeypatch.setattr(live, "_bytes", down)
+    manifests = Manifests(PyArrowFileIO({}))
+    refs = [Ref(str(i), 1, 0, 1, has_data=True, first_row_id=None) for i in range(200)]
+    with pytest.raises(OSError, match="down"):
+        list(manifests.entries(refs))
+    assert len(asked) < len(refs) / 2
+
+
+def test_planning_leaves_no_garbage_that_is_not_collected(spark: Any, busy: str) -> None:
+    gc.collect()
+    for _ in range(100):
+        view = View.of(spark, busy)
+        view.plan(history.steps(view.metadata, None, view.metadata.current_snapshot(), net=False))
+    assert gc.isenabled()
+    assert gc.collect() < 3000

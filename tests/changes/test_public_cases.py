@@ -385,14 +385,14 @@ REPLACED = {
 }
 
 
+@pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
 @pytest.mark.parametrize(("old", "was", "now", "value"), REPLACED.values(), ids=REPLACED)
-def test_a_table_made_again_with_a_column(spark: Any, table: str, old: str, was: str, now: str, value: Any) -> None:
+def test_a_table_made_again_with_a_column(spark: Any, table: str, old: str, was: str, now: str, value: Any, form: str) -> None:
     """`CREATE OR REPLACE` gives a column the id that another one of its name had: old rows have nothing in it."""
-    spark.sql(f"CREATE TABLE {table} (id bigint, v {old}) USING iceberg TBLPROPERTIES ('format-version'='3')")
+    properties = f"'format-version'='3', 'write.format.default'='{form}'"
+    spark.sql(f"CREATE TABLE {table} (id bigint, v {old}) USING iceberg TBLPROPERTIES ({properties})")
     spark.sql(f"INSERT INTO {table} SELECT 1L, {was}")
-    spark.sql(
-        f"CREATE OR REPLACE TABLE {table} USING iceberg TBLPROPERTIES ('format-version'='3') AS SELECT 2L AS id, {now} AS v"
-    )
+    spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg TBLPROPERTIES ({properties}) AS SELECT 2L AS id, {now} AS v")
     spark.sql(f"INSERT INTO {table} SELECT 3L, {now}")
     first, _, last = snapshots(spark, table)
     before = {"a": None, "b": 2} if "b: int" in old else None
@@ -419,6 +419,28 @@ def test_deletes_by_a_column_that_was_replaced_since_then(spark: Any, table: str
         (0, "INSERT", 2, "x"),
     ]
     assert not verify(spark, table, first, last, changes(spark, table, first, last), 9)
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+def test_deletes_by_a_column_that_was_made_narrower_since_then(spark: Any, table: str, form: str) -> None:
+    """Types of a column only widen, but for `CREATE OR REPLACE`."""
+    properties = f"'format-version'='2', 'write.format.default'='{form}'"
+    spark.sql(f"CREATE TABLE {table} (id bigint, v string) USING iceberg TBLPROPERTIES ({properties})")
+    spark.sql(f"INSERT INTO {table} VALUES (1, 'a'), (5000000000, 'b')")
+    Streaming(spark, table).commit(deletes=[{"id": 1}])
+    spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg TBLPROPERTIES ({properties}) AS SELECT 2 AS id, 'c' AS v")
+    first, second, _ = snapshots(spark, table)
+    assert [row["v"] for row in changes(spark, table, first, second).collect()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["lake.t.of-{}", "lake.t.`of-{}`"])
+def test_names_that_sql_wants_in_backquotes(spark: Any, table: str, name: str) -> None:
+    name = name.format(table.rpartition(".")[2])
+    plain = name.replace("`", "")
+    spark.sql(f"CREATE TABLE lake.t.`{plain.rpartition('.')[2]}` USING iceberg AS SELECT 1L AS id")
+    found = changes(spark, name)
+    assert [row["id"] for row in found.collect()] == [1]
+    assert verify(spark, name, None, None, found, 9) == []
 
 
 def test_the_view_of_iceberg_refuses_delete_files(spark: Any, table: str, stream: Streaming) -> None:

@@ -144,7 +144,10 @@ def _widen(schema: Schema, wish: Wish, policy: Policy) -> Change | None:
     if current == wanted or can_widen(wanted, current):
         return None
     if not can_widen(current, wanted):
-        raise _refused(wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.other", "stop")
+        raise SchemaRefused(
+            f"{wish.where}: column {wish.column} is {current}, the source has {wanted}; schema.other is stop",
+            "change the table, give the column another type in `columns`, or write to a new table; nothing was written",
+        )
     if policy.widen_type != "evolve":
         raise _refused(
             wish, f"column {wish.column} is {current}, the source has {wanted}", "schema.widen_type", policy.widen_type

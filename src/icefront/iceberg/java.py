@@ -268,8 +268,8 @@ class Gateway:
         return JavaTable(self, name, table)
 
     def locate(self, name: str) -> tuple[JavaObject, JavaObject]:
-        """Split `catalog.namespace.table` and find the catalog."""
-        parts = name.split(".")
+        """Split `catalog.namespace.table`, as it is or with backquotes, and find the catalog."""
+        parts = [part.strip("`") for part in name.split(".")]
         if len(parts) < 3:
             raise ConfigError(f'table name "{name}" has {len(parts)} parts', "write catalog.namespace.table")
         return self.catalog(parts[0]), self.identifier.parse(".".join(parts[1:]))
@@ -283,7 +283,7 @@ class Gateway:
         could not hold them.
         """
         catalog, identifier = self.locate(name)
-        self._create_namespace(".".join(f"`{part}`" for part in name.split(".")[:-1]))
+        self._create_namespace(".".join(f"`{part.strip('`')}`" for part in name.split(".")[:-1]))
         builder = catalog.buildTable(identifier, self.schema_parser.fromJson(schema_json)).withProperties(
             self.string_map(properties)
         )

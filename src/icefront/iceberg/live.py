@@ -227,8 +227,12 @@ class Manifests:
         else:
             # Many threads wait for storage; more than there are cores would get in one another's way where they decode.
             with ThreadPoolExecutor(_THREADS) as readers, ThreadPoolExecutor(os.cpu_count()) as decoders:
-                read = [readers.submit(_bytes, self._io, manifest) for manifest in manifests]
-                yield from decoders.map(lambda data, manifest: _decoded(data.result(), manifest, ids), read, manifests)
+                try:
+                    read = [readers.submit(_bytes, self._io, manifest) for manifest in manifests]
+                    yield from decoders.map(lambda data, manifest: _decoded(data.result(), manifest, ids), read, manifests)
+                finally:
+                    # Where one cannot be read, or nobody wants the others any more, they are not waited for.
+                    readers.shutdown(wait=False, cancel_futures=True)
 
 
 # ── one manifest ───────────────────────────────────────────────────────────────────────────

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.exceptions import ResolveError, ValidationError
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.schema import Schema, promote
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType
 
@@ -22,6 +23,7 @@ from icefront.iceberg.history import Step
 from icefront.iceberg.live import Manifests, Read
 from icefront.iceberg.statediff import Facts, FileChange
 from icefront.kernels.datafiles import Layout
+from icefront.kernels.projection import wider
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,8 +96,8 @@ class View:
         schemas = [schema if each.schema_id == schema.schema_id else each for each in self.metadata.schemas]
         return replace(self, metadata=self.metadata.model_copy(update={"schemas": schemas}))
 
-    def schema_id(self, step: Step) -> int:
-        return history.schema_of(self.metadata, step.snapshot).schema_id
+    def schema_id(self, snapshot: Snapshot | None) -> int:
+        return history.schema_of(self.metadata, snapshot).schema_id
 
     def plan(self, steps: Sequence[Step], manifests: Manifests | None = None) -> dict[int, list[FileChange]]:
         """Find the files that tell the changes of each step; silent ones have none."""
@@ -156,7 +158,7 @@ def _types(schemas: Sequence[Schema]) -> dict[int, PrimitiveType]:
         for i in schema.field_ids:
             kind = schema.find_type(i)
             known = found.get(i, kind)
-            found[i] = _wider(known, kind) if isinstance(kind, PrimitiveType) and isinstance(known, PrimitiveType) else None
+            found[i] = wider(known, kind) if isinstance(kind, PrimitiveType) and isinstance(known, PrimitiveType) else None
     return {i: kind for i, kind in found.items() if kind is not None}
 
 
@@ -171,18 +173,8 @@ def _replaced(schemas: Sequence[Schema]) -> frozenset[int]:
 
 def _akin(one: IcebergType, other: IcebergType) -> bool:
     if isinstance(one, PrimitiveType) and isinstance(other, PrimitiveType):
-        return _wider(one, other) is not None
+        return wider(one, other) is not None
     return type(one) is type(other)
-
-
-def _wider(one: PrimitiveType, other: PrimitiveType) -> PrimitiveType | None:
-    if one == other:
-        return one
-    for narrow, wide in ((one, other), (other, one)):
-        with suppress(ResolveError):
-            if promote(narrow, wide) == wide:
-                return wide
-    return None
 
 
 def _parsed(table: str, text: str) -> TableMetadata:
@@ -216,8 +208,4 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():
-                # What was made counts as old, so that the next look for garbage is not among it.
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()

@@ -29,7 +29,7 @@ from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels import vectors
 from icefront.kernels.codes import encode, groups, plain
-from icefront.kernels.projection import Projector, agreeing
+from icefront.kernels.projection import Projector, agreeing, named_by_id, united
 from icefront.kernels.vectors import Positions
 
 BATCH_ROWS, WINDOW_ROWS = 128 * 1024, 512 * 1024
@@ -85,10 +85,8 @@ class Layout:
         found: dict[int, NestedField] = {}
         for schema in schemas:
             for column in prune_columns(schema, set(ids), select_full_types=False).fields:
-                known = found.get(column.field_id)
-                if known is None or len(Schema(column).field_ids) >= len(Schema(known).field_ids):
-                    found[column.field_id] = column.model_copy(update={"name": f"_{column.field_id}"})
-        made = Schema(*found.values())
+                found[column.field_id] = united(found.get(column.field_id, column), column)
+        made = Schema(*map(named_by_id, found.values()))
         if lost := sorted(set(ids) - made.field_ids):
             raise Stopped(
                 f"no schema of the table has column {lost[0]}, which an equality delete names",
@@ -198,7 +196,7 @@ class Files:
 
     def _bury(self, dead: Mask, file: DataEntry, ids: Sequence[int], deletes: Sequence[DeleteEntry]) -> None:
         """Mark the rows whose values in these columns some delete names."""
-        # As the newest has it: rows are older than their deletes, and columns only widen. A struct that is null is none of nulls.
+        # A struct that is null is none of nulls.
         schema = self.layout.columns(ids, map(self._schema, sorted(deletes, key=lambda d: d.sequence)))
         named = self._named(schema, deletes)
         # The keys are prepared anew for each piece: let it be large beside them.

@@ -6,13 +6,23 @@ into lists and maps that are elements themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from pyiceberg.exceptions import ResolveError
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 from pyiceberg.schema import Schema, promote
-from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType, TimestampType, TimestamptzType
+from pyiceberg.types import (
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
 
 
 class Projector(ArrowProjectionVisitor):
@@ -57,6 +67,67 @@ def agreeing(written: Sequence[NestedField], wanted: Schema, ids: Collection[int
         if kind is not None and (other is None or field.field_id not in ids or _becomes(field.field_type, other)):
             kept.append(field.model_copy(update={"field_type": kind}))
     return kept
+
+
+def wider(one: PrimitiveType, other: PrimitiveType) -> PrimitiveType | None:
+    """Return the one of two types that the other is promoted to; None if neither is."""
+    if one == other:
+        return one
+    for narrow, wide in ((one, other), (other, one)):
+        with suppress(ResolveError):
+            if promote(narrow, wide) == wide:
+                return wide
+    return None
+
+
+def united(one: NestedField, other: NestedField) -> NestedField:
+    """Unite two forms of a column: all members of both, each as wide as in either. The second one counts where they do not agree.
+
+    Columns may be narrower than they were: `CREATE OR REPLACE` keeps the ids of names.
+    """
+    kind, kinds = other.field_type, (one.field_type, other.field_type)
+    if isinstance(kinds[0], StructType) and isinstance(kinds[1], StructType):
+        known = {member.field_id: member for member in kinds[0].fields}
+        members = [united(known.pop(m.field_id), m) if m.field_id in known else m for m in kinds[1].fields]
+        kind = StructType(*members, *known.values())
+    elif isinstance(kinds[0], PrimitiveType) and isinstance(kinds[1], PrimitiveType):
+        kind = wider(kinds[0], kinds[1]) or kind
+    return other.model_copy(update={"field_type": kind})
+
+
+def named_by_id(field: NestedField) -> NestedField:
+    """Give a column, and the members of structs, names of ours: one may be called as another one was."""
+    kind = field.field_type
+    if isinstance(kind, StructType):
+        kind = StructType(*map(named_by_id, kind.fields))
+    return field.model_copy(update={"name": f"_{field.field_id}", "field_type": kind})
+
+
+def absent(written: Schema, wanted: Schema, ids: Collection[int]) -> frozenset[int]:
+    """Name the fields of `wanted` that files of another schema do not have, although that has their ids."""
+    kept = Schema(*agreeing(written.fields, wanted, ids))
+    return frozenset((written.field_ids - kept.field_ids) & wanted.field_ids)
+
+
+def renumbered(field: NestedField, ids: Mapping[int, int]) -> NestedField:
+    """Give some fields other ids, at any depth."""
+    if not ids:
+        return field
+    said = {"field_id": ids.get(field.field_id, field.field_id), "field_type": _renumbered(field.field_type, ids)}
+    return field.model_copy(update=said)
+
+
+def _renumbered(kind: IcebergType, ids: Mapping[int, int]) -> IcebergType:
+    match kind:
+        case StructType():
+            return StructType(*(renumbered(field, ids) for field in kind.fields))
+        case ListType():
+            element = renumbered(kind.element_field, ids)
+            return ListType(element.field_id, element.field_type, kind.element_required)
+        case MapType():
+            key, value = renumbered(kind.key_field, ids), renumbered(kind.value_field, ids)
+            return MapType(key.field_id, key.field_type, value.field_id, value.field_type, kind.value_required)
+    return kind
 
 
 def _agreed(kind: IcebergType, wanted: Schema, ids: Collection[int]) -> IcebergType | None:

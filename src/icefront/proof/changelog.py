@@ -13,7 +13,7 @@ from icefront.iceberg import history
 from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.history import Name
 from icefront.iceberg.view import View
-from icefront.proof.texts import printed, unbalanced
+from icefront.proof.texts import printed, quoted, unbalanced
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,7 +44,7 @@ def verify(
     sides = [(found, _text(schema, schema), sign)]
     for snapshot, times in ((first, 1), (last, -1)):
         if snapshot is not None:
-            state = spark.read.option("versionAsOf", snapshot.snapshot_id).table(table)
+            state = spark.read.option("versionAsOf", snapshot.snapshot_id).table(quoted(table))
             sides.append((state, _text(history.schema_of(view.metadata, snapshot), schema), F.lit(times)))
     sums = unbalanced(sides).orderBy("row").limit(limit)
     return [Difference(row["row"], row["times"]) for row in sums.collect()]

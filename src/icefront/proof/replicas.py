@@ -13,7 +13,7 @@ from icefront.core.marks import START, Position
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
 from icefront.proof.oracle import SHOWN, Difference
-from icefront.proof.texts import printed, unbalanced
+from icefront.proof.texts import printed, quoted, unbalanced
 from icefront.proof.verify import Comparison
 from icefront.settings import Target
 from icefront.sources.iceberg_timeline import Place
@@ -82,13 +82,13 @@ def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[ReplicaPoin
             continue
         for table in {source, target} - refreshed:
             # The session may have seen the table before another process changed it.
-            spark.catalog.refreshTable(table)
+            spark.catalog.refreshTable(quoted(table))
             refreshed.add(table)
         place = Place.of(point.position)
-        replica = spark.read.option("versionAsOf", point.snapshot).table(target)
-        origin = spark.read.table(source).limit(0)
+        replica = spark.read.option("versionAsOf", point.snapshot).table(quoted(target))
+        origin = spark.read.table(quoted(source)).limit(0)
         if place is not None and place.snapshot is not None:
-            origin = spark.read.option("versionAsOf", place.snapshot).table(source)
+            origin = spark.read.option("versionAsOf", place.snapshot).table(quoted(source))
         yield _compared(point, origin, replica, shown)
 
 

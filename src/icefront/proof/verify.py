@@ -36,6 +36,7 @@ from icefront.proof.oracle import (
     replay_appended,
     replay_files,
 )
+from icefront.proof.texts import quoted
 from icefront.settings import Target
 from icefront.settings.keys import keys_unknown
 from icefront.sources.changefeed_store import LocalStore, Store
@@ -157,7 +158,7 @@ def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[Point], sho
             continue
         if point.target.name not in refreshed:
             # The session may have seen the table before another process changed it.
-            spark.catalog.refreshTable(point.target.name)
+            spark.catalog.refreshTable(quoted(point.target.name))
             refreshed.add(point.target.name)
         what = (point.target.source_table, point.keys)
         if what not in replayed or replayed[what][0] != point.frontier:
@@ -203,16 +204,12 @@ def _renamed(expected: Expected, schema: Schema, renames: Mapping[str, str]) -> 
 
 
 def _read(spark: SparkSession, point: Point) -> Iterator[Row]:
-    frame = spark.sql(f"SELECT * FROM {_quoted(point.target.name)} VERSION AS OF {point.snapshot}")  # noqa: S608 — our own names
+    frame = spark.sql(f"SELECT * FROM {quoted(point.target.name)} VERSION AS OF {point.snapshot}")  # noqa: S608 — our own names
     instants = [name for name, kind in frame.dtypes if kind == "timestamp"]
     for row in frame.toLocalIterator(prefetchPartitions=True):
         found = row.asDict(recursive=True)
         # Spark gives instants in the zone of this process, and does not say so: shown, they would be other times.
         yield found | {name: found[name].astimezone(UTC) for name in instants if found[name] is not None}
-
-
-def _quoted(table: str) -> str:
-    return ".".join(f"`{part}`" for part in table.split("."))
 
 
 def _difference(point: Point, expected: Expected, actual: Iterable[Row], shown: int) -> Difference:

@@ -53,11 +53,12 @@ OUTPUT = (
 
 @dataclass(frozen=True)
 class Moment:
-    """What workers must know of a step: which snapshot it is, and the schema that its rows are compared in."""
+    """What workers must know of a step: which snapshot it is, the schema that its rows are compared in, and that of the state before."""
 
     snapshot: int
     timestamp_ms: int
     schema_id: int
+    schema_before: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ Rows = Callable[[Iterator[pa.RecordBatch]], Iterator[tuple[int, int, pa.Table]]]
 
 def _reading(spark: SparkSession, plan: Plan, steps: Mapping[int, Sequence[FileChange]]) -> list[tuple[DataFrame, Rows]]:
     """Return what is to be read of some steps, and how: in our way, and in Iceberg's where the files want that."""
-    schemas = {ordinal: plan.moments[ordinal].schema_id for ordinal in steps}
+    schemas = {ordinal: (plan.moments[ordinal].schema_before, plan.moments[ordinal].schema_id) for ordinal in steps}
     found: list[tuple[DataFrame, Rows]] = [
         (frame, Staged(plan.layout, schema_id)) for schema_id, frame in scans(spark, plan.table, plan.layout, steps, schemas)
     ]

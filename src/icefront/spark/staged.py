@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -20,8 +22,9 @@ import pyarrow.compute as pc
 from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, FloatType, IntegerType, NestedField, PrimitiveType
-from pyspark.sql import DataFrame
+from pyiceberg.types import IntegerType, NestedField, PrimitiveType, StructType
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 — as everybody calls it
 
 from icefront.core.errors import Replaced
 from icefront.iceberg.java import Gateway, JavaTable, call
@@ -29,6 +32,7 @@ from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind
 from icefront.iceberg.statediff import FileChange
 from icefront.kernels.casts import recast
 from icefront.kernels.datafiles import CAME, LEFT, Layout
+from icefront.kernels.projection import absent, renumbered
 from icefront.spark.session import for_jobs
 
 if TYPE_CHECKING:
@@ -56,21 +60,38 @@ class Task:
 
 
 def scans(
-    spark: SparkSession, table: str, layout: Layout, steps: Mapping[int, Sequence[FileChange]], schemas: Mapping[int, int]
+    spark: SparkSession,
+    table: str,
+    layout: Layout,
+    steps: Mapping[int, Sequence[FileChange]],
+    schemas: Mapping[int, tuple[int, int]],
 ) -> list[tuple[int, DataFrame]]:
-    """Return the rows that only Iceberg reads, for each schema that steps have; of other files none. Nothing is read yet."""
-    by_schema: dict[int, list[Task]] = {}
-    for ordinal, found in steps.items():
-        if tasks := [task for change in found if change.is_foreign for task in _tasks(ordinal, change)]:
-            by_schema.setdefault(schemas[ordinal], []).extend(tasks)
-    if not by_schema:
+    """Return the rows that only Iceberg reads, for each schema that steps have; of other files none. Nothing is read yet.
+
+    `schemas` are by step that of the state before it, and that in which its rows are compared.
+    """
+    found: dict[tuple[int, int], list[Task]] = {}
+    for ordinal, changes in steps.items():
+        before, after = schemas[ordinal]
+        for task in (task for change in changes if change.is_foreign for task in _tasks(ordinal, change)):
+            written = before if task.side == LEFT and _absent(layout, before, after) else after
+            found.setdefault((written, after), []).append(task)
+    if not found:
         return []
     loaded = Gateway.of(spark).load(table)
     if loaded is None:
         raise Replaced(f"table {table} is gone", "restore it")
     return [
-        (i, _planned(for_jobs(spark), loaded, _Description(layout, layout.schema(i), tasks))) for i, tasks in by_schema.items()
+        (after, _planned(for_jobs(spark), loaded, _Description(layout, layout.schema(written), layout.schema(after), tasks)))
+        for (written, after), tasks in found.items()
     ]
+
+
+def _absent(layout: Layout, written: int, wanted: int) -> frozenset[int]:
+    """Name the columns of a schema that files of another one do not have, although they have its id: `CREATE OR REPLACE` keeps that."""
+    if written == wanted or not layout.replaced:
+        return frozenset()
+    return absent(layout.schema(written), layout.schema(wanted), layout.replaced)
 
 
 def _tasks(ordinal: int, change: FileChange) -> Iterator[Task]:
@@ -105,9 +126,13 @@ def _planned(session: SparkSession, loaded: JavaTable, described: _Description) 
 
 @dataclass(frozen=True)
 class _Description:
-    """Tasks and the table that they are of, as JSON: none of its files goes through py4j by itself."""
+    """Tasks and the table that they are of, as JSON: none of its files goes through py4j by itself.
+
+    `written` is the schema of the state that the files were part of, `schema` the one that they are read in.
+    """
 
     layout: Layout
+    written: Schema
     schema: Schema
     tasks: Sequence[Task]
 
@@ -123,7 +148,10 @@ class _Description:
             "last-column-id": _MOVED,
             "schemas": [json.loads(schema.model_dump_json())],
             "current-schema-id": schema.schema_id,
-            "partition-specs": [{"spec-id": 0, "fields": []}, *(self._spec(number) for number in self._spec_ids)],
+            "partition-specs": [
+                {"spec-id": 0, "fields": []},
+                *(self._spec(number, columns) for (_, columns), number in self._specs.items()),
+            ],
             "default-spec-id": 0,
             "last-partition-id": _FIRST_PARTITION_FIELD + _MOVED,
             "sort-orders": [{"order-id": 0, "fields": []}],
@@ -147,41 +175,68 @@ class _Description:
         return json.dumps({"delete-files": [_delete(delete) for delete in deletes.values()], "file-scan-tasks": tasks})
 
     @property
-    def columns(self) -> list[str]:
-        """Name what is to be read: the schema's columns, and last the one that tells step and side."""
+    def columns(self) -> list[Column]:
+        """Return what is to be read: the schema's columns, and last the one that tells step and side."""
         names = [field.name for field in self._scanned.fields]
-        return [*names[: len(self.schema.fields)], names[-1]]
+        added = {names[at]: paths for at, paths in enumerate(self._added) if paths}
+        read = [*names[: len(self.schema.fields)], names[-1]]
+        return [F.col(name).dropFields(*added[name]) if name in added else F.col(name) for name in read]
+
+    @cached_property
+    def _lost(self) -> Mapping[int, NestedField]:
+        """What only deletes name, by field id: columns, and structs of members, that are not there any more."""
+        named = {i for task in self.tasks for delete in task.deletes for i in delete.equality_ids}
+        known = self.schema.field_ids - self._absent
+        return {f.field_id: f for f in self.layout.columns(sorted(named - known), [self.written]).fields}
+
+    @cached_property
+    def _absent(self) -> frozenset[int]:
+        return absent(self.written, self.schema, self.layout.replaced)
+
+    @cached_property
+    def _columns(self) -> list[NestedField]:
+        """The schema's columns. What the files do not have gets ids that they do not have either."""
+        fresh = {i: _MOVED + 1 + at for at, i in enumerate(sorted(self._absent))}
+        return [renumbered(field, fresh) for field in self.schema.fields]
 
     @property
+    def _added(self) -> list[list[str]]:
+        """Where each of the columns gets members that only deletes name."""
+        return [list(_missing(f, self._lost[f.field_id], ())) if f.field_id in self._lost else [] for f in self._columns]
+
+    @cached_property
     def _scanned(self) -> Schema:
         """The columns, then those that only deletes name, then the one that tells step and side. Names are ours: ids count."""
-        named = {i for task in self.tasks for delete in task.deletes for i in delete.equality_ids}
-        lost = self.layout.columns(sorted(named - self.schema.field_ids)).fields
-        fields = [*self.schema.fields, *lost, NestedField(_MOVED, "", IntegerType(), required=False)]
+        columns = [_united(f, self._lost[f.field_id]) if f.field_id in self._lost else f for f in self._columns]
+        others = [field for i, field in self._lost.items() if i not in {f.field_id for f in columns}]
+        fields = [*columns, *others, NestedField(_MOVED, "", IntegerType(), required=False)]
         return Schema(*(f.model_copy(update={"name": f"_{at}"}) for at, f in enumerate(fields)), schema_id=0)
 
-    @property
-    def _spec_ids(self) -> list[int]:
-        return sorted({task.file.spec_id for task in self.tasks})
+    @cached_property
+    def _specs(self) -> Mapping[tuple[int, tuple[int, ...]], int]:
+        """Number what partitions tell: by the files' spec, and the columns whose values they have."""
+        return {told: 1 + at for at, told in enumerate(sorted({self._told(task.file) for task in self.tasks}))}
 
-    def _known(self, spec_id: int) -> dict[int, int]:
-        """Name the columns whose values may be only in the partition, and where; floats have no JSON, and are in the file."""
-        places = self.layout.identities.get(spec_id, {})
-        kinds = {i: self.schema.find_type(i) for i in places if i in self.schema.field_ids}
-        return {i: places[i] for i, kind in kinds.items() if not isinstance(kind, FloatType | DoubleType)}
+    def _told(self, file: DataEntry) -> tuple[int, tuple[int, ...]]:
+        """Name the columns whose values may be only in a file's partition. What is no number has no JSON: it is taken from the file."""
+        places = self.layout.identities.get(file.spec_id, {})
+        values = {i: file.partition[at] for i, at in places.items() if i in self.schema.field_ids and i not in self._absent}
+        return file.spec_id, tuple(i for i, value in values.items() if not (isinstance(value, float) and not isfinite(value)))
 
-    def _spec(self, spec_id: int) -> dict[str, Any]:
-        sources = [_MOVED, *self._known(spec_id)]
+    def _spec(self, number: int, columns: Sequence[int]) -> dict[str, Any]:
         fields = [
-            {"name": f"by_{i}", "transform": "identity", "source-id": i, "field-id": _FIRST_PARTITION_FIELD + i} for i in sources
+            {"name": f"by_{i}", "transform": "identity", "source-id": i, "field-id": _FIRST_PARTITION_FIELD + i}
+            for i in (_MOVED, *columns)
         ]
-        return {"spec-id": 1 + spec_id, "fields": fields}
+        return {"spec-id": number, "fields": fields}
 
     def _data(self, task: Task) -> dict[str, Any]:
         file = task.file
-        known = [(self.schema.find_type(i), file.partition[at]) for i, at in self._known(file.spec_id).items()]
+        spec_id, columns = told = self._told(file)
+        places = self.layout.identities.get(spec_id, {})
+        known = [(self.schema.find_type(i), file.partition[places[i]]) for i in columns]
         return {
-            "spec-id": 1 + file.spec_id,
+            "spec-id": self._specs[told],
             "content": "data",
             "file-path": file.path,
             "file-format": file.format,
@@ -189,6 +244,31 @@ class _Description:
             "file-size-in-bytes": file.size,
             "record-count": file.records,
         }
+
+
+def _united(field: NestedField, lost: NestedField) -> NestedField:
+    """Give a struct the members of another form of it that it has not."""
+    if not isinstance(field.field_type, StructType) or not isinstance(lost.field_type, StructType):
+        return field
+    others = {member.field_id: member for member in lost.field_type.fields}
+    members = [_united(m, others.pop(m.field_id)) if m.field_id in others else m for m in field.field_type.fields]
+    members += [member.model_copy(update={"name": _own(member)}) for member in others.values()]
+    return field.model_copy(update={"field_type": StructType(*members)})
+
+
+def _missing(field: NestedField, lost: NestedField, path: tuple[str, ...]) -> Iterator[str]:
+    """Name the members that `_united` adds, with what leads to them."""
+    if isinstance(field.field_type, StructType) and isinstance(lost.field_type, StructType):
+        members = {member.field_id: member for member in field.field_type.fields}
+        for other in lost.field_type.fields:
+            if (member := members.get(other.field_id)) is not None:
+                yield from _missing(member, other, (*path, f"`{member.name.replace('`', '``')}`"))
+            else:
+                yield ".".join((*path, f"`{_own(other)}`"))
+
+
+def _own(member: NestedField) -> str:
+    return f"__lost_{member.field_id}"
 
 
 def _single(kind: Any, value: Any) -> Any:
