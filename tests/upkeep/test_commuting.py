@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from icefront.apply import apply_changes
+from icefront.iceberg import java
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
 from tests.changes.streaming import Streaming
@@ -59,3 +60,17 @@ def test_expiry_below_a_readers_tag_does_not_look_like_a_rollback(spark: Any, ta
     assert spark.sql(f"SELECT count(*) FROM {table}.snapshots").first()[0] == 1
     publish(3)
     assert spark.table(table).filter("id < 9").count() == 2
+
+
+def test_a_commit_that_hangs_keeps_no_other_of_its_process_waiting_for_long(spark: Any, table: str) -> None:
+    """Publishes and upkeep take turns, so that neither has to begin anew; but nothing depends on that."""
+    create(spark, table)
+    writer = Streaming(spark, table)
+    writer.commit([{"id": i, "v": "v", "n": 0} for i in range(5)])
+    writer.commit([], [{"id": 1}])
+    with java._turns[writer.table.uuid]:
+        assert settle(spark, table).dead_rows == 1
+        frame = spark.createDataFrame([(2, "w", 1)], "id bigint, v string, n int")
+        apply_changes(frame, table, keys=["id"], query="q", batch=0, adopt=True)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert sorted((row[0], row[1]) for row in spark.table(table).collect()) == [(0, "v"), (2, "w"), (3, "v"), (4, "v")]

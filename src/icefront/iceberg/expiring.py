@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _LISTED = StructType([StructField("file_path", StringType()), StructField("last_modified", TimestampType())])
 _FOLDERS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-_CLOCKS = 60_000
-"""Milliseconds that a snapshot may be older than its parent by their times: Iceberg takes so much for clocks that differ."""
 _LONG_AGO = datetime(1970, 1, 2, tzinfo=UTC)
 
 
@@ -47,7 +45,7 @@ class Expiring:
         return [(row["path"], row["type"]) for row in found]
 
     def _held_marks(self) -> Iterator[int]:
-        """Return times before which snapshots may expire, from the current one down to those that marks remember and tags hold.
+        """Return the times of snapshots that have to stay: from the current one down to those that marks remember and tags hold.
 
         If what is between expired, such a snapshot would still be there, but not on the branch: that is what a rollback looks like.
         What others commit meanwhile is younger: times do not move as numbers of snapshots would.
@@ -61,7 +59,7 @@ class Expiring:
         between: list[int] = []
         snapshot = metadata.currentSnapshot() if held else None
         while snapshot is not None and held:
-            between.append(snapshot.timestampMillis() - _CLOCKS)
+            between.append(snapshot.timestampMillis())
             if snapshot.snapshotId() in held:
                 held.remove(snapshot.snapshotId())
                 yield from between

@@ -10,9 +10,11 @@ import json
 import logging
 import random
 import re
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,10 @@ CATALOG_RACES = 2
 """Drivers that start at once may both make the tables of a new JDBC catalog: who comes second finds them the next time."""
 # PySpark turns some Java exceptions into Python ones of its own.
 JAVA_ERRORS = (Py4JError, CapturedException)
+_TURN = 0.25
+"""Seconds that a commit waits for another one of the same process."""
+_turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+"""By the table's uuid."""
 _PAUSE, _LONGEST_PAUSE = 0.1, 0.5
 """Seconds between a conflict and the next attempt: two writers in step must not stay in step, and a busy catalog is spared."""
 
@@ -454,10 +460,11 @@ class JavaTable:
         while True:
             attempt += 1
             try:
-                transaction = self._change(fence, change)
-                snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
-                before_commit()
-                self._swap(transaction)
+                with self._turn():
+                    transaction = self._change(fence, change)
+                    snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
+                    before_commit()
+                    self._swap(transaction)
                 return self._find(pipeline, snapshot, attempt)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
@@ -554,15 +561,21 @@ class JavaTable:
         while True:
             attempt += 1
             try:
-                made = update.apply()
-                onto = self.metadata()
-                snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
-                if harms(made, told):
-                    return Upkept(None, sent=bool(sent))
-                if _follows(made, onto):
-                    sent[snapshot] = told
-                    self.table.operations().commit(onto, self.gateway.with_snapshot(onto, made))
-                    return Upkept(snapshot, told)
+                if attempt == 1:
+                    # Most of the work, before it is its turn: the second time only the list of manifests is written anew.
+                    first = update.apply().manifestListLocation()
+                    with suppress(*JAVA_ERRORS):  # else it is an orphan
+                        self.table.io().deleteFile(first)
+                with self._turn():
+                    made = update.apply()
+                    onto = self.metadata()
+                    snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
+                    if harms(made, told):
+                        return Upkept(None, sent=bool(sent))
+                    if _follows(made, onto):
+                        sent[snapshot] = told
+                        self.table.operations().commit(onto, self.gateway.with_snapshot(onto, made))
+                        return Upkept(snapshot, told)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 # Whatever is said: it may have landed.
@@ -577,6 +590,20 @@ class JavaTable:
                     raise failed from error
                 log.info("an upkeep commit was not confirmed; trying again", table=self.name, error=failed.fact)
             _pause(attempt)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let publishes and upkeep of one process take turns: whoever came second would have to begin anew.
+
+        Nothing depends on it. A commit that hangs does not keep the others waiting for long.
+        """
+        turn = _turns[self.uuid]
+        got = turn.acquire(timeout=_TURN)
+        try:
+            yield
+        finally:
+            if got:
+                turn.release()
 
     def _any_of(self, snapshots: Collection[int]) -> int | None:
         """Find out which of some snapshots the current branch has; None also while the catalog does not say."""

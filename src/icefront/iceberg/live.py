@@ -380,9 +380,12 @@ def first_row_ids(manifest: int | None, said: Sequence[int | None], records: Seq
     """
     if manifest is None:
         return [None] * len(said)
+    if said.count(None) == len(said):
+        ids: list[int | None] = [*accumulate(records, initial=manifest)]
+        return ids[:-1]
     taken = (0 if first is not None else count for first, count in zip(said, records, strict=True))
-    ids = accumulate(taken, initial=manifest)
-    return [next_id if first is None else first for first, next_id in zip(said, ids, strict=False)]
+    ends = accumulate(taken, initial=manifest)
+    return [next_id if first is None else first for first, next_id in zip(said, ends, strict=False)]
 
 
 def _deletes(manifest: Manifest, ref: Ref) -> Iterator[DeleteEntry]:

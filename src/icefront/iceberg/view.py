@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from icefront.iceberg.java import JavaObject, JavaTable
 
 
+_VERY_MANY = 50_000
+
+
 @dataclass(frozen=True)
 class View:
     """A table's metadata, and its files' place."""
@@ -108,7 +111,12 @@ class View:
                 if not step.is_silent:
                     old, new = manifests.of(step.parent), manifests.of(step.snapshot)
                     planned[step.ordinal] = statediff.plan(old, new, manifests.entries, facts)
-            return bitmaps.looked_into(planned, self.io)
+            found = bitmaps.looked_into(planned, self.io)
+            if sum(map(len, found.values())) >= _VERY_MANY and not gc.get_freeze_count():
+                # They count as old at once: the next look for garbage would be among them. With few it would miss what is garbage.
+                gc.freeze()
+                gc.unfreeze()
+            return found
 
     def lie_apart(self, step: Step, found: Sequence[FileChange], manifests: Manifests) -> bool:
         """Say whether no row that left can be equal to one that came."""
