@@ -27,7 +27,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql.types import StructType
 
-from icefront.core.errors import ClockBehind, ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
+from icefront.core.errors import ClockBehind, CommitUncertain, ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
@@ -553,10 +553,7 @@ class JavaTable:
         given_up = time.monotonic() + patience
         sent: dict[int, Mapping[str, str]] = {}
         # One for all attempts: of the manifests that it has written anew only those of later commits are left to the next one.
-        update = call(lambda: change(self.table))
-        update.scanManifestsWith(self.gateway.at_once)
-        for key, value in entries.items():
-            update.set(key, value)
+        update = self._prepared(change, entries)
         attempt = 0
         while True:
             attempt += 1
@@ -576,6 +573,8 @@ class JavaTable:
                         sent[snapshot] = told
                         self.table.operations().commit(onto, self.gateway.with_snapshot(onto, made))
                         return Upkept(snapshot, told)
+                if time.monotonic() >= given_up:
+                    raise CommitUncertain(f"others kept committing to {self.name}", "nothing was lost; try again later")
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 # Whatever is said: it may have landed.
@@ -590,6 +589,13 @@ class JavaTable:
                     raise failed from error
                 log.info("an upkeep commit was not confirmed; trying again", table=self.name, error=failed.fact)
             _pause(attempt)
+
+    def _prepared(self, change: Callable[[JavaObject], JavaObject], entries: Mapping[str, str]) -> JavaObject:
+        update = call(lambda: change(self.table))
+        update.scanManifestsWith(self.gateway.at_once)
+        for key, value in entries.items():
+            update.set(key, value)
+        return update
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
