@@ -328,37 +328,29 @@ def _settle(scene: Scene) -> bool:
     return scene.snapshots() != before
 
 
-@_in(BLOWS, "expiry", "another program expires snapshots and deletes the files that only they had")
+@_in(BLOWS, "expiry", "another program, or upkeep, expires snapshots and deletes the files that only they had")
 def _expiry(scene: Scene) -> bool:
-    keep = scene.rng.randint(1, 3)
-    arguments = f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}"
-    return _expires(scene, lambda: _procedure(scene, "expire_snapshots", arguments))
-
-
-@_in(BLOWS, "expire", "upkeep expires snapshots and deletes the files that only they had, but none that are staged")
-def _expire(scene: Scene) -> bool:
-    keep = scene.rng.randint(1, 3)
-
-    def by_upkeep() -> bool:
-        notes = staged_notes(scene.state)
-        if notes is None or scene.checker.frontier == (0, 0):
-            return False  # nobody knows what is staged; or there is nothing to expire
-        try:
-            expire(scene.lake.spark, scene.table, keep=timedelta(), at_least=keep, staged=files_of(notes))
-        except IcefrontError as error:
-            raise Broken(Violation(Kind.UNREADABLE, "expire", "a table whose snapshots can expire", str(error))) from error
-        return True
-
-    return _expires(scene, by_upkeep)
-
-
-def _expires(scene: Scene, how: Callable[[], bool]) -> bool:
-    """Say whether a snapshot is gone."""
+    keep, by = scene.rng.randint(1, 3), scene.rng.choice((_by_a_procedure, _by_upkeep))
     if scene.rivals:
         return False  # what they publish now could expire unseen
     scene.check()  # what expires now is seen for the last time
     before = scene.snapshots()
-    return how() and not before <= scene.snapshots()
+    return by(scene, keep) and not before <= scene.snapshots()
+
+
+def _by_a_procedure(scene: Scene, keep: int) -> bool:
+    return _procedure(scene, "expire_snapshots", f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}")
+
+
+def _by_upkeep(scene: Scene, keep: int) -> bool:
+    notes = staged_notes(scene.state)
+    if notes is None or scene.checker.frontier == (0, 0):
+        return False  # nobody knows what is staged; or there is nothing to expire
+    try:
+        expire(scene.lake.spark, scene.table, keep=timedelta(), at_least=keep, staged=files_of(notes))
+    except IcefrontError as error:
+        raise Broken(Violation(Kind.UNREADABLE, "expire", "a table whose snapshots can expire", str(error))) from error
+    return True
 
 
 def _commits(scene: Scene, name: str, *arguments: str) -> bool:
