@@ -93,6 +93,8 @@ def _provoke(scene: Scene, place: str) -> bool:
         case "schema":
             return not scene.rivals and scene.alter()
         case "partitioning":
+            if scene.checker.frontier == (0, 0):
+                return False  # where there is no table yet, the run makes it as it is to be
             scene.repartition()
         case "heartbeat":
             scene.rest()
