@@ -93,9 +93,9 @@ def test_a_terminal_shows_a_table_and_anything_else_a_line_per_life(capsys: pyte
         screen.moved(report(3, zombie=1))
         screen.lived(report(3, zombie=1), "zombie")
     assert capsys.readouterr().out.strip().startswith("0 s  zombie  ·  0 epochs")
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    console.print(proving._table(report(3, zombie=1)))
-    assert "zombie" in console.file.getvalue()  # type: ignore[attr-defined]  # it is the text buffer above
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=True, width=80).print(proving._table(report(3, zombie=1)))
+    assert "zombie" in shown.getvalue()
 
 
 def test_a_scene_that_ends_in_an_error_is_a_violation_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

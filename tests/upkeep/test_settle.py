@@ -143,13 +143,17 @@ def test_partitions_of_every_kind(spark: Any, lake_folder: Any, table: str) -> N
     assert check(spark, lake_folder, table).dead_rows == 2
 
 
+def three_files(spark: Any, table: str, version: int) -> None:
+    create(spark, table, version=version)
+    for start in (0, 10, 20):
+        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_large_settles_take_several_commits(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(spark, table, version=version)
-    for start in (0, 10, 20):
-        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    three_files(spark, table, version)
     Streaming(spark, table).commit([], [{"id": i} for i in (1, 11, 21)])
     monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
     assert len(check(spark, lake_folder, table).snapshots) == 3
@@ -160,9 +164,7 @@ def test_one_that_ends_between_its_commits_leaves_a_right_table(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of at least three commits, after each of which the next one may never come; and rows are published before it is done anew."""
-    create(spark, table, version=version)
-    for start in (0, 10, 20):
-        Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
+    three_files(spark, table, version)
     monkeypatch.setattr(settling, "COMMIT_BYTES", 1)
     for key, (place, commit) in enumerate((("settle.before-commit", 2), ("settle.after", 1), ("settle.after", 2))):
         Streaming(spark, table).commit([{"id": 100 + key, "v": "new", "n": key}], [{"id": k} for k in (key, key + 10, key + 20)])

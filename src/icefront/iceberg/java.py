@@ -31,7 +31,7 @@ from icefront.core.errors import ClockBehind, CommitUncertain, ConfigError, Conn
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
-from icefront.iceberg import described, summary
+from icefront.iceberg import described, names, summary
 from icefront.iceberg.described import DeleteChange, Described
 
 if TYPE_CHECKING:
@@ -274,11 +274,11 @@ class Gateway:
         return JavaTable(self, name, table)
 
     def locate(self, name: str) -> tuple[JavaObject, JavaObject]:
-        """Split `catalog.namespace.table`, as it is or with backquotes, and find the catalog."""
-        parts = [part.strip("`") for part in name.split(".")]
-        if len(parts) < 3:
-            raise ConfigError(f'table name "{name}" has {len(parts)} parts', "write catalog.namespace.table")
-        return self.catalog(parts[0]), self.identifier.parse(".".join(parts[1:]))
+        """Split `catalog.namespace.table` and find the catalog."""
+        catalog, *rest = names.parts(name)
+        if len(rest) < 2:
+            raise ConfigError(f'table name "{name}" has {1 + len(rest)} parts', "write catalog.namespace.table")
+        return self.catalog(catalog), self.identifier.parse(".".join(rest))
 
     def create(
         self, name: str, schema_json: str, properties: Mapping[str, str], partition: Callable[[JavaObject], None] | None
@@ -289,7 +289,7 @@ class Gateway:
         could not hold them.
         """
         catalog, identifier = self.locate(name)
-        self._create_namespace(".".join(f"`{part.strip('`')}`" for part in name.split(".")[:-1]))
+        self._create_namespace(names.quoted(name).rpartition(".")[0])
         builder = catalog.buildTable(identifier, self.schema_parser.fromJson(schema_json)).withProperties(
             self.string_map(properties)
         )

@@ -58,7 +58,7 @@ class Rewriter:
         self._gateway = table.gateway
         self._table = table
         self._options = self._gateway.string_map(options)
-        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._jvm: Any = spark._jvm  # noqa: SLF001 — PySpark has no other way to Java's classes
         self._iceberg = self._jvm.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
         # As Iceberg's action has it: adaptive execution would change the partitioning of what is written.
@@ -88,7 +88,7 @@ class Rewriter:
         kind = self._table.table.getClass().getClassLoader().loadClass(_RUNNERS + name)
         constructor = next(c for c in kind.getDeclaredConstructors() if c.getParameterCount() == len(arguments))
         constructor.setAccessible(True)
-        given = self._gateway.spark.sparkContext._gateway.new_array(self._jvm.java.lang.Object, len(arguments))  # noqa: SLF001
+        given = self._gateway.spark.sparkContext._gateway.new_array(self._jvm.java.lang.Object, len(arguments))  # noqa: SLF001 — it makes Java's arrays
         for place, argument in enumerate(arguments):
             given[place] = argument
         made = constructor.newInstance(given)

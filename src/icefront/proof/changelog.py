@@ -12,8 +12,9 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 from icefront.iceberg import history
 from icefront.iceberg.evolution import can_widen
 from icefront.iceberg.history import Name
+from icefront.iceberg.names import quoted
 from icefront.iceberg.view import View
-from icefront.proof.texts import printed, quoted, unbalanced
+from icefront.proof.texts import printed, unbalanced
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -12,8 +12,9 @@ from icefront.core.errors import ConfigError
 from icefront.core.marks import START, Position
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
+from icefront.iceberg.names import quoted
 from icefront.proof.oracle import SHOWN, Difference
-from icefront.proof.texts import printed, quoted, unbalanced
+from icefront.proof.texts import printed, unbalanced
 from icefront.proof.verify import Comparison
 from icefront.settings import Target
 from icefront.sources.iceberg_timeline import Place

@@ -20,11 +20,6 @@ _EXACT = {
 }
 
 
-def quoted(table: str) -> str:
-    """Write a table's name as Spark's SQL wants it, whatever is in it; with backquotes or without."""
-    return ".".join(f"`{part.strip('`')}`" for part in table.split("."))
-
-
 def printed(columns: Sequence[tuple[Column, Any]]) -> Column:
     """Print columns, each given with its type, as one text."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 — Spark is an extra, and slow to import

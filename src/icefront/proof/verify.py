@@ -23,6 +23,7 @@ from icefront.api import Pipeline
 from icefront.core.errors import ConfigError
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
+from icefront.iceberg.names import quoted
 from icefront.proof.oracle import (
     SHOWN,
     Difference,
@@ -36,7 +37,6 @@ from icefront.proof.oracle import (
     replay_appended,
     replay_files,
 )
-from icefront.proof.texts import quoted
 from icefront.settings import Target
 from icefront.settings.keys import keys_unknown
 from icefront.sources.changefeed_store import LocalStore, Store

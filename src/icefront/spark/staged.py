@@ -73,9 +73,9 @@ def scans(
     found: dict[tuple[int, int], list[Task]] = {}
     for ordinal, changes in steps.items():
         before, after = schemas[ordinal]
+        left = before if _absent(layout, before, after) else after
         for task in (task for change in changes if change.is_foreign for task in _tasks(ordinal, change)):
-            written = before if task.side == LEFT and _absent(layout, before, after) else after
-            found.setdefault((written, after), []).append(task)
+            found.setdefault((left if task.side == LEFT else after, after), []).append(task)
     if not found:
         return []
     loaded = Gateway.of(spark).load(table)
