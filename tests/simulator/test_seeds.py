@@ -23,6 +23,7 @@ def test_the_protocol_keeps_every_promise_through_20_000_seeds() -> None:
         "settles refused",
         "compactions",
         "compactions refused",
+        "compactions that left deletes",
         "expires done",
         "reads by tag",
         "foreign deletes",

@@ -279,6 +279,103 @@ def test_a_cycle_of_compaction_settles_first(spark: Any, table: str, settles: An
     assert deletes(spark, table) == {}
 
 
+# ── deletes that are left ──────────────────────────────────────────────────────────────────
+def numbers(spark: Any, table: str) -> list[int]:
+    """Sequence numbers of the data files."""
+    return sorted(
+        row[0]
+        for row in spark.sql(f"SELECT sequence_number FROM {table}.entries WHERE status < 2 AND data_file.content = 0").collect()
+    )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_deletes_that_are_left_hold_for_the_new_files_and_for_no_others(
+    spark: Any, lake_folder: Any, table: str, version: int
+) -> None:
+    create(spark, table, version=version)
+    writer = fill(spark, table)
+    spark.sql(f"DELETE FROM {table} WHERE id = 7")  # by position: applied as always
+    writer.upsert([{"id": 5, "v": "once", "n": 2}], [{"id": 41}], everywhere=True)
+    writer.upsert([{"id": 5, "v": "twice", "n": 2}], everywhere=True)
+    assert numbers(spark, table) == [1, 2, 3, 4, 5, 6, 8, 9]
+    done = check(spark, table, applies=False)
+    assert (done.files_before, done.dead_rows) == (6, 1), "5 and 41 are still in them"
+    assert numbers(spark, table) == [7, 8, 9], "just before the oldest delete; what came with deletes stays"
+    assert deletes(spark, table) == {DeleteKind.EQUALITY: 2}
+    settle(spark, table)
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+    assert {row.v for row in spark.sql(f"SELECT v FROM {table} WHERE id IN (5, 7, 41)").collect()} == {"twice"}
+    assert check(spark, table, everything=True).dead_rows == 3
+
+
+def test_what_is_left_of_a_group_has_to_be_worth_it(spark: Any, table: str) -> None:
+    create(spark, table)
+    writer = fill(spark, table, files=3)
+    for key in (1, 2, 3):
+        writer.upsert([{"id": key, "v": "new", "n": 0}], everywhere=True)
+    assert check(spark, table, applies=False).snapshots == (), "three old files are not five"
+    assert check(spark, table, applies=False, min_files=3).files_before == 3
+    assert check(spark, table, applies=False, everything=True).files_before == 1
+    spark.sql(f"DELETE FROM {table} WHERE id > 20")
+    assert check(spark, table, applies=False).dead_rows == 9, "a file with many dead rows is worth it by itself"
+
+
+def test_deletes_of_a_partition_are_not_left_where_rows_may_leave_it(spark: Any, lake_folder: Any, table: str) -> None:
+    create(spark, table, partitioned="n")
+    for start in range(0, 30, 5):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range({start}, {start + 5})")
+    Streaming(spark, table).upsert([], [{"id": 3, "n": 0}])
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, id)")
+    assert check(spark, table, applies=False).dead_rows == 1
+    assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+def test_what_is_published_behind_the_settle_of_a_cycle_is_left(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(spark, table)
+    writer = fill(spark, table)
+    writer.upsert([{"id": 5, "v": "new", "n": 2}], everywhere=True)
+    hands = SparkHands(spark, list, Upkeep.model_validate({"compact": {"files": 2}}).terms)
+    health = hands.measure(table)
+    assert health is not None
+
+    def behind(*arguments: Any) -> Any:
+        done = settle(*arguments)
+        writer.upsert([{"id": 6, "v": "later", "n": 0}], everywhere=True)
+        return done
+
+    monkeypatch.setattr("icefront.upkeep.hands.settle", behind)
+    done = hands.work(Kind.COMPACT, table, health)
+    assert (done.facts["files_before"], done.facts["files_after"], done.facts["dead_rows"]) == (7, 1, 1)
+    assert deletes(spark, table) == {DeleteKind.EQUALITY: 1}
+    assert {row.id: row.v for row in spark.sql(f"SELECT id, v FROM {table} WHERE id IN (5, 6)").collect()} == {
+        5: "new",
+        6: "later",
+    }
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("between", ["publish", "settle"])
+def test_a_compaction_that_leaves_deletes_beside_others(
+    spark: Any, lake_folder: Any, table: str, version: int, between: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, version=version)
+    writer = fill(spark, table)
+    writer.upsert([{"id": 5, "v": "new", "n": 2}], [{"id": 41}], everywhere=True)
+
+    def publish() -> None:
+        writer.upsert([{"id": 6, "v": "later", "n": 0}, {"id": 5, "v": "newer", "n": 0}], everywhere=True)
+
+    Between(monkeypatch, [publish if between == "publish" else lambda: settle(spark, table)])
+    done = compact(spark, table, applies=False)
+    assert done.failed_groups == (between == "settle"), "publishes commute"
+    assert done.left == 0
+    expected = {i: f"v{i}" for i in range(60) if i != 41} | {5: "new"}
+    expected |= {5: "newer", 6: "later"} if between == "publish" else {}
+    assert {row.id: row.v for row in spark.sql(f"SELECT id, v FROM {table}").collect()} == expected
+    settle(spark, table)
+    assert {row[0]: row[1] for row in by_pyiceberg(lake_folder, table)} == expected
+
+
 def test_a_settle_that_fails_keeps_no_table_from_its_compaction(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create(spark, table)
     fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}])

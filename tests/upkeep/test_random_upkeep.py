@@ -127,7 +127,7 @@ class Upheld(RuleBasedStateMachine):
             case "delete":
                 self.delete(min(new | gone, default=1))
             case "compact":
-                self.compact()
+                self.compact(applies=bool(gone))
             case "compact by others":
                 self.compact_by_others(into_a_new_spec=bool(new))
             case "finish the compaction":
@@ -136,9 +136,9 @@ class Upheld(RuleBasedStateMachine):
                 self.publish(new, gone)
                 self.expire(left=1, ours=bool(gone))
 
-    @rule()
-    def compact(self) -> None:
-        compact(self.spark, self.table, everything=True)
+    @rule(applies=st.booleans())
+    def compact(self, *, applies: bool) -> None:
+        compact(self.spark, self.table, everything=True, applies=applies)
         self.check()
 
     @rule(into_a_new_spec=st.booleans())
@@ -229,7 +229,10 @@ def test_upkeep_by_every_hand(upheld: type[Upheld], version: int, partitioned: s
     table.settle_with_something_between(what="expire", new={9}, gone={1})
     table.settle_with_something_between(what="compact by others", new={9}, gone=set())
     table.publish(new={9}, gone={2}, settled=True)
-    table.compact()
+    table.publish(new={1}, gone={6})
+    table.compact(applies=False)
+    table.publish(new={2}, gone={1})
+    table.compact(applies=True)
     table.teardown()
 
 

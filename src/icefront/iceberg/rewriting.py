@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from icefront.core.errors import Stopped
+from icefront.iceberg import compacting
 from icefront.iceberg.java import JavaObject, JavaTable, Upkept, call, said
 
 if TYPE_CHECKING:
@@ -24,6 +25,29 @@ FEW = 4
 """So many files may be smaller: that many are never worth a compaction by themselves."""
 SEVERAL = 4
 """From so many files on it is worth ordering rows so that each has its own range: of two files every other row is in either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What is worth rewriting: so many files of a partition that are `small`, files with so large a part of `dead` rows; or everything."""
+
+    small: int
+    files: int
+    dead: float
+    everything: bool
+    group_bytes: int
+    """At most so much in one group."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """As Iceberg's planner knows them."""
+        return {
+            "delete-ratio-threshold": str(self.dead),
+            "min-input-files": str(self.files),
+            "min-file-size-bytes": str(self.small),
+            "rewrite-all": str(self.everything).lower(),
+            "max-file-group-size-bytes": str(self.group_bytes),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +61,28 @@ class Group:
     """Files, about."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """A file that is read, and the deletes on it."""
+
+    file: JavaObject
+    sequence: int
+    equality: Sequence[_Equality]
+    others: Sequence[JavaObject]
+
+
+@dataclass(frozen=True, slots=True)
+class _Equality:
+    sequence: int
+    everywhere: bool
+    """Whether it holds for files of every partitioning."""
+
+
 class Rewriter:
     """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are.
+
+    Equality deletes are applied to the rows, or else left to hold for the new files, too: then files that are too young for that are not
+    rewritten. Those of single partitions are always applied: the new files may be in another partitioning.
 
     `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
     become fewer files than there are cores becomes more of them: a few, or as many as have `least` bytes before dead rows are gone.
@@ -49,15 +93,16 @@ class Rewriter:
         self,
         spark: SparkSession,
         table: JavaTable,
-        options: Mapping[str, str],
+        worth: Worth,
         columns: Sequence[str] | None,
         *,
         between: bool,
         least: int,
+        applies: bool = True,
     ) -> None:
         self._gateway = table.gateway
         self._table = table
-        self._options = self._gateway.string_map(options)
+        self._worth = worth
         self._jvm: Any = spark._jvm  # noqa: SLF001 — PySpark has no other way to Java's classes
         self._iceberg = self._jvm.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
@@ -72,7 +117,10 @@ class Rewriter:
         self._between = between
         self._least = least
         self._cores = int(spark.sparkContext.defaultParallelism)
+        self._applies = applies
         self._planned_at: JavaObject = None
+        self._number = 0
+        """The sequence number of new files."""
 
     def _order(self, columns: Sequence[str]) -> JavaObject:
         """Make a sort order; of no columns it is the table's own."""
@@ -88,11 +136,14 @@ class Rewriter:
         kind = self._table.table.getClass().getClassLoader().loadClass(_RUNNERS + name)
         constructor = next(c for c in kind.getDeclaredConstructors() if c.getParameterCount() == len(arguments))
         constructor.setAccessible(True)
-        given = self._gateway.spark.sparkContext._gateway.new_array(self._jvm.java.lang.Object, len(arguments))  # noqa: SLF001 — it makes Java's arrays
-        for place, argument in enumerate(arguments):
-            given[place] = argument
-        made = constructor.newInstance(given)
+        made = constructor.newInstance(self._array(self._jvm.java.lang.Object, arguments))
         made.init(self._gateway.string_map({}))
+        return made
+
+    def _array(self, kind: JavaObject, values: Sequence[JavaObject]) -> JavaObject:
+        made = self._gateway.spark.sparkContext._gateway.new_array(kind, len(values))  # noqa: SLF001 — it makes Java's arrays
+        for place, value in enumerate(values):
+            made[place] = value
         return made
 
     def _by_bytes(self) -> JavaObject:
@@ -113,9 +164,71 @@ class Rewriter:
         if self._planned_at is None:
             return []
         planner = self._iceberg.actions.BinPackRewriteFilePlanner(self._table.table)
-        planner.init(self._options)
-        groups = call(lambda: self._lists.newArrayList(planner.plan().groups()))
-        return [self._spread(groups.get(place)) for place in range(groups.size())]
+        planner.init(self._gateway.string_map(self._worth.options))
+        groups = _every(call(lambda: self._lists.newArrayList(planner.plan().groups())))
+        self._number = int(self._planned_at.sequenceNumber())
+        if not self._applies and self._planned_at.summary().get("total-equality-deletes") != "0":
+            groups = self._left(groups)
+        return [self._spread(group) for group in groups]
+
+    def _left(self, groups: Sequence[JavaObject]) -> list[JavaObject]:
+        """Let groups be read without their equality deletes, as far as those hold for what is written, too."""
+        known: dict[str, _Equality | None] = {}
+        tasks = [[self._task(task, known) for task in _every(group.fileScanTasks())] for group in groups]
+        found = [delete for group in tasks for task in group for delete in task.equality]
+        if not all(delete.everywhere for delete in found):
+            return list(groups)
+        of_each = ([delete.sequence for delete in task.equality] for group in tasks for task in group)
+        self._number = compacting.written_as_of(of_each, self._number)
+        come = [[task for task in group if compacting.comes(task.sequence, self._number)] for group in tasks]
+        return [
+            self._unapplied(group, new)
+            for group, old, new in zip(groups, tasks, come, strict=True)
+            if len(new) == len(old) or self._is_worth_it(new)
+        ]
+
+    def _task(self, task: JavaObject, known: dict[str, _Equality | None]) -> _Task:
+        """Look at a file's deletes. They are the same ones again and again, and each question costs time."""
+        file = task.file()
+        deletes = [(delete, delete.location()) for delete in _every(task.deletes())]
+        for delete, path in deletes:
+            if path not in known:
+                known[path] = self._equality(delete)
+        equality = [found for _, path in deletes if (found := known[path]) is not None]
+        return _Task(file, int(file.dataSequenceNumber()), equality, [delete for delete, path in deletes if known[path] is None])
+
+    def _equality(self, delete: JavaObject) -> _Equality | None:
+        if delete.content().name() != "EQUALITY_DELETES":
+            return None
+        return _Equality(int(delete.dataSequenceNumber()), bool(self._table.table.specs().get(delete.specId()).isUnpartitioned()))
+
+    def _is_worth_it(self, tasks: Sequence[_Task]) -> bool:
+        """Judge what is left of a group as Iceberg's planner does."""
+        worth = self._worth
+        if worth.everything or len(tasks) >= worth.files:
+            return bool(tasks)
+        scoped = self._iceberg.util.ContentFileUtil.isFileScoped
+        dead = (sum(d.recordCount() for d in task.others if scoped(d)) / max(1, task.file.recordCount()) for task in tasks)
+        return any(part >= worth.dead for part in dead)
+
+    def _unapplied(self, group: JavaObject, tasks: Sequence[_Task]) -> JavaObject:
+        """Make the same group of other tasks, whose equality deletes are not read."""
+        if len(tasks) == group.inputFileNum() and not any(task.equality for task in tasks):
+            return group
+        schema, specs = self._table.schema_json(), self._table.specs_json()
+        all_rows = self._iceberg.expressions.ResidualEvaluator.unpartitioned(self._gateway.expressions.alwaysTrue())
+        read = self._lists.newArrayList()
+        for task in tasks:
+            others = self._array(self._iceberg.DeleteFile, task.others)
+            read.add(self._iceberg.BaseFileScanTask(task.file, others, schema, specs[task.file.specId()], all_rows))
+        return self._iceberg.actions.RewriteFileGroup(
+            group.info(),
+            read,
+            group.outputSpecId(),
+            group.maxOutputFileSize(),
+            group.inputSplitSize(),
+            group.expectedOutputFiles(),
+        )
 
     def _spread(self, group: JavaObject) -> Group:
         """Let several tasks rewrite a group: one takes its time, and the others would wait."""
@@ -163,10 +276,11 @@ class Rewriter:
     def commit(self, groups: Iterable[Group], entries: Mapping[str, str], *, patience: float) -> Upkept:
         """Put the new files of groups in the place of the old ones.
 
-        They take the sequence number of the snapshot that was planned: what was deleted since then is deleted in them too.
+        They take the sequence number of the snapshot that was planned: what was deleted since then is deleted in them too. Or one from
+        before the deletes that were left.
         """
         together = [group.planned for group in groups]
-        at, number = self._planned_at.snapshotId(), self._planned_at.sequenceNumber()
+        at, number = self._planned_at.snapshotId(), self._number
 
         def change(table: JavaObject) -> JavaObject:
             update = table.newRewrite().validateFromSnapshot(at)
@@ -183,13 +297,12 @@ class Rewriter:
         return self._table.commit_upkeep(change, entries, patience=patience, harms=harms)
 
     def _drops(self, made: JavaObject, number: int) -> bool:
-        """Say whether a snapshot drops equality deletes that were published since the planned one.
+        """Say whether a snapshot drops equality deletes that hold for the new files.
 
         With a rewrite Iceberg drops deletes that are older than all other data, and does not count the new files, which have that old
         number: if others rewrote or dropped the data that came with such a delete, rows would be back.
         """
-        removed = self._lists.newArrayList(made.removedDeleteFiles(self._table.table.io()))
-        found = (removed.get(place) for place in range(removed.size()))
+        found = _every(self._lists.newArrayList(made.removedDeleteFiles(self._table.table.io())))
         return any(file.content().name() == "EQUALITY_DELETES" and file.dataSequenceNumber() > number for file in found)
 
     def _sets(self) -> tuple[JavaObject, JavaObject, JavaObject]:
@@ -201,3 +314,8 @@ class Rewriter:
         manager = self._iceberg.actions.RewriteDataFilesCommitManager(self._table.table)
         for group in groups:
             manager.abortFileGroup(group.planned)
+
+
+def _every(values: JavaObject) -> list[JavaObject]:
+    """Return what is in a Java list."""
+    return [values.get(place) for place in range(values.size())]

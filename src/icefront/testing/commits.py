@@ -109,6 +109,11 @@ class Rewrite:
             or self._loses(table, now)
         )
 
+    def leaves(self, table: MemoryTable) -> bool:
+        """Say whether deletes of before it was planned hold for the new file."""
+        planned = table.snapshots.get(self.planned)
+        return planned is not None and self.written_at is not None and self.written_at < planned.sequence
+
     def _loses(self, table: MemoryTable, now: Snapshot) -> bool:
         """Say whether a delete would go that the new file needs. Only what others did to the data of that delete brings it about."""
         gone = dropped(now, set(self.sources), table.sequence)

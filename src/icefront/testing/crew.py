@@ -94,7 +94,8 @@ class Crew:
             case "settle":
                 job = settle(table, self._rules, name, self._limit)
             case "compact":
-                job = compact(table, self._rules, name, self._some_files, looks=not self._others_compact)
+                applies = self._others_compact or rng.random() < 0.5
+                job = compact(table, self._rules, name, self._some_files, looks=not self._others_compact, applies=applies)
             case _:
                 job = expire(table, self._rules, 1 + int(rng.random() * 2.5), self._staged, self._age)
         worker = Worker(kind, name, table, job, len(table.storage.written), next(job))
@@ -187,6 +188,7 @@ class Crew:
             return Refused(str(conflict))
         simulation.note(name, change, f"snapshot {snapshot.id}")
         simulation.counts[kind] += 1
+        simulation.counts["compactions that left deletes"] += isinstance(change, Rewrite) and change.leaves(table)
         simulation.check(simulation.world.tables.index(table))
         return Landed(snapshot.id)
 

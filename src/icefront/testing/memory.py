@@ -284,12 +284,12 @@ class MemoryTable:
             self.storage.write(path, rows)
             self.commit([path], rootless=True)
 
-    def live(self, snapshot: Snapshot, paths: Iterable[str] | None = None) -> list[Row]:
-        """Return the rows of a snapshot that no delete hides; of some of its files only, if named."""
+    def live(self, snapshot: Snapshot, paths: Iterable[str] | None = None, *, equality: bool = True) -> list[Row]:
+        """Return the rows of a snapshot that no delete hides, or none by position; of some of its files only, if named."""
         files = self.storage.files
         hidden: dict[int, int] = {}
         try:
-            for path, sequence in snapshot.deletes.items():
+            for path, sequence in snapshot.deletes.items() if equality else ():
                 for key, _ in files[path]:
                     if hidden.get(key, 0) < sequence:
                         hidden[key] = sequence

@@ -382,6 +382,16 @@ def _with_a_new_number(change: Rewrite) -> Rewrite:
     return replace(change, written_at=None)
 
 
+def _as_of_the_plan(deletes: Iterable[Collection[int]], planned: int) -> int:
+    del deletes
+    return planned
+
+
+def _all_come(file: int, number: int) -> bool:
+    del file, number
+    return True
+
+
 def _staged_or_not(unknown: Iterable[str], staged: Collection[str], old: Callable[[str], bool]) -> list[str]:
     del staged
     return orphans(unknown, (), old)
@@ -461,6 +471,8 @@ MUTANTS = (
     Mutant("settle leaves the vector of before", Rules(upkeep=Upkeep(replaced=_old_vectors_stay))),
     Mutant("settle deletes rows of the same snapshot", Rules(upkeep=Upkeep(debt=_of_its_own_snapshot))),
     Mutant("compaction with a new sequence number", Rules(upkeep=Upkeep(rewrite=_with_a_new_number))),
+    Mutant("compaction leaves deletes, and is younger than they are", Rules(upkeep=Upkeep(written_as_of=_as_of_the_plan))),
+    Mutant("compaction leaves deletes, and takes files that they do not hold for", Rules(upkeep=Upkeep(comes=_all_come))),
     Mutant("expiry deletes staged files", Rules(upkeep=Upkeep(orphans=_staged_or_not))),
     Mutant("expiry deletes orphans of any age", Rules(upkeep=Upkeep(orphans=_of_any_age))),
     Mutant("expiry cuts the mark's tag off the branch", Rules(upkeep=Upkeep(kept=_no_more))),

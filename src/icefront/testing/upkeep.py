@@ -4,7 +4,7 @@
     compact   plan ─▶ rewrite ─▶ commit                                      a conflict: give up
     expire    drop snapshots ─▶ delete what only they held ─▶ delete orphans
 
-What a settle decides is decided by `iceberg.settling`, as on real tables. `Upkeep` is the bundle of decisions: a mutant has one replaced.
+What a settle decides is decided by `iceberg.settling`, and what a compaction leaves by `iceberg.compacting`, as on real tables. `Upkeep` is the bundle of decisions: a mutant has one replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from icefront.core.protocol import Landed, NotLanded
-from icefront.iceberg import settling
+from icefront.iceberg import compacting, settling
 from icefront.iceberg.live import DeleteEntry, DeleteKind, Listing
 from icefront.iceberg.settling import Debt, NewDelete, Unsettled
 from icefront.iceberg.statediff import Facts
@@ -119,6 +119,8 @@ class Upkeep:
     equality_leaves: Callable[[int, int], bool] = equality_leaves
     row_delta: Callable[[RowDelta], RowDelta] = by_row_delta
     rewrite: Callable[[Rewrite], Rewrite] = by_rewrite
+    written_as_of: Callable[[Iterable[Collection[int]], int], int] = compacting.written_as_of
+    comes: Callable[[int, int], bool] = compacting.comes
     orphans: Callable[[Iterable[str], Collection[str], Callable[[str], bool]], list[str]] = orphans
     held: Callable[[Collection[int]], Collection[int]] = held
     kept: Callable[[MemoryTable, int], int] = kept
@@ -217,16 +219,34 @@ def _read(table: MemoryTable, path: str) -> Sequence[tuple[int, int]]:
 
 # ── compact ────────────────────────────────────────────────────────────────────────────────
 def compact(
-    table: MemoryTable, rules: Upkeep, name: str, choose: Callable[[Snapshot], Collection[str]], *, looks: bool = True
+    table: MemoryTable,
+    rules: Upkeep,
+    name: str,
+    choose: Callable[[Snapshot], Collection[str]],
+    *,
+    looks: bool = True,
+    applies: bool = True,
 ) -> Job:
-    """Put the live rows of some files into one, as Iceberg's `rewrite_data_files` does; ours `looks` which deletes would go with it."""
+    """Put the live rows of some files into one, as Iceberg's `rewrite_data_files` does.
+
+    Ours `looks` which deletes would go with it. One that does not apply equality deletes leaves them to hold for the new file, too.
+    """
     planned, sources = yield Do(f"plan the compaction of {table.name}", lambda: _chosen(table, choose))
     if not sources:
         return True
+    number = planned.sequence
+    if not applies:
+        number = rules.written_as_of([_equality_on(planned, source) for source in sources], number)
+        sources = [source for source in sources if rules.comes(planned.data[source], number)]
     path = f"{table.name}/{name}"
-    yield Do("rewrite", lambda: table.storage.write(path, table.live(planned, sources)))
-    change = rules.rewrite(Rewrite(name, planned.id, sources, path, planned.sequence, looks))
+    yield Do("rewrite", lambda: table.storage.write(path, table.live(planned, sources, equality=applies)))
+    change = rules.rewrite(Rewrite(name, planned.id, sources, path, number, looks))
     return (yield from _commit(table, change)) is not None
+
+
+def _equality_on(planned: Snapshot, source: str) -> Collection[int]:
+    """Return the sequence numbers of the equality deletes that hold for a file."""
+    return [number for number in planned.deletes.values() if number > planned.data[source]]
 
 
 def _chosen(table: MemoryTable, choose: Callable[[Snapshot], Collection[str]]) -> tuple[Snapshot | None, Collection[str]]:

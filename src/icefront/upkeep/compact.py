@@ -77,30 +77,28 @@ def compact(
     min_files: int = 5,
     everything: bool = False,
     group_bytes: int = GROUP_BYTES,
+    applies: bool = True,
 ) -> Compacted:
     """Rewrite small files, at least `min_files` of a partition, and files of whose rows the part `dead` is deleted; or `everything`.
 
     Rows are sorted by the table's own order or else, where they become several files, by its key (`auto`); by some columns; or not at
-    all (`off`). At most about `max_bytes` are rewritten, the smallest files first, and `group_bytes` at once.
+    all (`off`). At most about `max_bytes` are rewritten, the smallest files first, and `group_bytes` at once. Equality deletes that are
+    not settled are applied to what is rewritten; unless it `applies` them, they are left to hold for it, which is much faster, and
+    files that are as young as they are stay.
     """
     from icefront.iceberg.java import Gateway  # noqa: PLC0415 — Spark is an extra, and slow to import
-    from icefront.iceberg.rewriting import Rewriter  # noqa: PLC0415
+    from icefront.iceberg.rewriting import Rewriter, Worth  # noqa: PLC0415
 
     begun = time.perf_counter()
     _check(max_bytes, dead, min_files)
     view = View.of(spark, table)
     live = Gateway.of(spark).load(table)
     assert live is not None
-    options = {
-        "delete-ratio-threshold": str(dead),
-        "min-input-files": str(min_files),
-        "min-file-size-bytes": str(small(view.metadata)),
-        "rewrite-all": str(everything).lower(),
-        "max-file-group-size-bytes": str(min(group_bytes, max_bytes or group_bytes)),
-    }
+    least = small(view.metadata)
+    worth = Worth(least, min_files, dead, everything, min(group_bytes, max_bytes or group_bytes))
     columns = order(view, sort)
     # By key, so that each file has a narrow range of them: one alone has them all. What a task reads must not become a small file again.
-    rewriter = Rewriter(spark, live, options, columns, between=sort == "auto" and bool(columns), least=2 * small(view.metadata))
+    rewriter = Rewriter(spark, live, worth, columns, between=sort == "auto" and bool(columns), least=2 * least, applies=applies)
     work = _Work(spark, rewriter, max_bytes, min(COMMIT_BYTES, group_bytes), everything=everything)
     work.run()
     if (landed := _drop_dangling(spark, table, live)) is not None:

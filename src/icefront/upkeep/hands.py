@@ -72,14 +72,13 @@ class SparkHands:
         terms = self._terms
         match kind:
             case Kind.SETTLE:
-                settled = settle(self._spark, table)
-                return Did(asdict(settled), idle=not settled.equality_files)
+                done = settle(self._spark, table)
+                return Did(asdict(done), idle=not done.equality_files)
             case Kind.COMPACT:
                 assert terms.compact is not None
                 wanted = terms.compact
-                if terms.settle is not None and health.equality_files:
-                    # Spark looks every row up in every equality delete: to read through them costs several times what it takes to end them.
-                    self._settle_first(table)
+                # Spark looks every row up in every equality delete: to read through them costs several times what it takes to end them.
+                settled = terms.settle is not None and (not health.equality_files or self._settle_first(table))
                 compacted = compact(
                     self._spark,
                     table,
@@ -88,6 +87,8 @@ class SparkHands:
                     dead=wanted.dead,
                     min_files=min(MIN_FILES, wanted.files),
                     group_bytes=self._groups.get(table, GROUP_BYTES),
+                    # What is published since then is left to the next settle.
+                    applies=not settled,
                 )
                 lost = bool(compacted.failed_groups) and not compacted.snapshots
                 self._groups[table] = group_bytes(self._groups.get(table, GROUP_BYTES), lost=lost)
@@ -107,11 +108,13 @@ class SparkHands:
                 )
                 return Did(asdict(expired), idle=kind is Kind.EXPIRE and not expired.snapshots)
 
-    def _settle_first(self, table: str) -> None:
+    def _settle_first(self, table: str) -> bool:
         try:
             settle(self._spark, table)
         except IcefrontError as error:
             log.warning("not settled before the compaction, which takes longer then", table=table, error=str(error))
+            return False
+        return True
 
     def cancel(self) -> None:
         self._spark.sparkContext.cancelJobsWithTag(self._tag)
