@@ -23,6 +23,7 @@ from icefront.proof.harness import PROGRAM, Driver, Project, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.settings import Catalog
 from icefront.testing.feeds import ORDERS
+from tests.process.forked import forked
 
 EVER_WIDER = replace(
     ORDERS, versions=tuple({**ORDERS.versions[0], **{f"extra_{i}": "small" for i in range(n)}} for n in range(64))
@@ -51,6 +52,7 @@ class Watched(Project):
         self.catalog = catalog or folder / ".icefront"
         self._lake = {"type": "rest", "uri": rest} if rest else {"type": "sqlite", "path": str(self.catalog)}
         options.setdefault("feed_table", EVER_WIDER)
+        options.setdefault("begin", forked)
         if settled:
             options["settings"] = {**options.get("settings", {}), "write": {"publish": "settled"}}
         super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
@@ -118,7 +120,7 @@ class Watched(Project):
     def check_by_spark(self) -> None:
         """`icefront verify`, which reads by Spark, finds every snapshot right, too."""
         command = [*self.program, "verify", self.file.name, "--every-snapshot", "--json"]
-        with Driver(command, self.folder, os.environ) as driver:
+        with Driver(command, self.folder, os.environ, self.begin) as driver:
             compared = json.loads(driver.expect(0).stdout)
         assert len(compared) > self.checker.snapshots, "epochs and at least one claim"
         assert all(point["equal"] for point in compared)

@@ -96,7 +96,10 @@ def point_at(project: Watched, metadata: Path) -> None:
 
 
 def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path: Path) -> None:
-    """Iceberg takes no commit that is more than a minute older than the last one, by the JVM's clock; ours decides nothing."""
+    """Iceberg takes no commit that is more than a minute older than the last one, by the JVM's clock; ours decides nothing.
+
+    The last run's own clock is an hour behind, and goes back by another one between two of its epochs.
+    """
     project = Watched(tmp_path)
     project.run("stage.after=kill@2", code=KILLED)
     in_time = Path(urlsplit(project.metadata()).path)
@@ -110,8 +113,15 @@ def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path:
     point_at(project, in_time)
     commit_ahead(project, 30)
     project.feed.advance(20)
-    project.run(environment={**HOOKED, "MATRIX_CLOCK": "-3600"})
+    back = tmp_path / "back"
+    behind = {**HOOKED, "MATRIX_CLOCK": "-3600", "MATRIX_CLOCK_AGAIN": str(back)}
+    with project.start("publish.before=pause@2", environment=behind) as driver:
+        driver.wait_until_stopped()
+        back.touch()
+        driver.wake()
+        driver.expect(0)
     project.check_caught_up()
     with closing(sqlite3.connect(project.state)) as notes:
-        before, *_, after = (started for (started,) in notes.execute("SELECT started FROM runs ORDER BY rowid"))
-    assert after < before - 3000, "the driver's clock did not go back"
+        (before, _), *_, (started, ended) = notes.execute("SELECT started, ended FROM runs ORDER BY rowid")
+    assert started < before - 3000, "the driver's clock was not behind"
+    assert ended < started - 3000, "the driver's clock did not go back while it ran"

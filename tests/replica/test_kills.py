@@ -9,6 +9,7 @@ import pytest
 
 from icefront.proof.harness import KILLED, PROGRAM, Project
 from tests.lakes import Lake
+from tests.process.forked import forked
 from tests.replica.replicas import Replica
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
@@ -27,7 +28,7 @@ def test_a_load_in_batches_that_is_killed_goes_on_after_the_last_one(lake: Lake,
     for number in range(8):
         replica.sql(f"INSERT INTO T SELECT id, concat('v', id), 1 FROM range({10 * number}, {10 * number + 10}, 1, 1)")
     replica.sql("DELETE FROM T WHERE id % 10 = 0")
-    project = Project(lake.folder / "project", seed=1, catalog={"type": "sqlite", "path": str(lake.catalog)})
+    project = Project(lake.folder / "project", seed=1, catalog={"type": "sqlite", "path": str(lake.catalog)}, begin=forked)
     settings = {
         "pipeline": "replica",
         "source": {"iceberg": {"table": replica.source, "batch": "1kB"}},

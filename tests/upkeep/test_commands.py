@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.harness import KILLED, Driver
 from tests.process.matrix import Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def icefront(project: Watched, *arguments: str, failpoints: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*project.program, *arguments],
-        cwd=project.folder,
-        env={**os.environ, ENVIRONMENT: failpoints},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def icefront(project: Watched, *arguments: str, failpoints: str = "") -> Driver:
+    with Driver([*project.program, *arguments], project.folder, {**os.environ, ENVIRONMENT: failpoints}, project.begin) as driver:
+        driver.wait(300)
+    return driver
 
 
 def test_a_table_is_compacted_and_expired_by_hand(tmp_path: Path) -> None:
@@ -33,17 +27,17 @@ def test_a_table_is_compacted_and_expired_by_hand(tmp_path: Path) -> None:
     project.run()
 
     killed = icefront(project, "compact", project.table, "--all", failpoints="compact.before-commit=kill")
-    assert killed.returncode < 0
+    assert killed.code == KILLED
     compacted = icefront(project, "compact", project.table, "--all", "--sort", "id", "--max-bytes", "1GiB")
-    assert compacted.returncode == 0, compacted.stderr
+    assert compacted.code == 0, compacted.stderr
     assert "files became 1" in compacted.stdout
     project.check_caught_up()
 
     killed = icefront(project, "expire", project.table, "--keep", "1ms", failpoints="expire.before-delete=kill")
-    assert killed.returncode < 0
+    assert killed.code == KILLED
     expired = icefront(project, "expire", project.table, "--keep", "1ms", "--at-least", "2", "--orphans", "off", "--json")
-    assert expired.returncode == 0, expired.stderr
+    assert expired.code == 0, expired.stderr
     assert json.loads(expired.stdout)["snapshots"] == 0, "the one that was killed took them out"
 
     verified = icefront(project, "verify", str(project.file))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.code == 0, verified.stdout + verified.stderr

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 def settle(project: Watched, failpoints: str = "") -> Driver:
     command = [*project.program, "settle", project.table, "--json"]
-    return Driver(command, project.folder, {**os.environ, ENVIRONMENT: failpoints})
+    return Driver(command, project.folder, {**os.environ, ENVIRONMENT: failpoints}, project.begin)
 
 
 def kill_at(failpoint: str, project: Watched) -> None:

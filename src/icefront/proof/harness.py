@@ -20,10 +20,11 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
+from icefront.proof import sessions
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.sessions import Process, kill_session, look, processes, processor_time, watch
+from icefront.proof.sessions import kill_session, look, processes, processor_time, watch
 from icefront.spark import jars
 from icefront.spark.java import require_java
 from icefront.testing.feeds import ORDERS, Feed, FeedTable
@@ -62,15 +63,37 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE, what:
 
 
 # ── processes ──────────────────────────────────────────────────────────────────────────────
+class Process(Protocol):
+    """A process in a session of its own: `subprocess.Popen` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+Begin = Callable[[Sequence[str], Path, Mapping[str, str], Path, Path], Process]
+"""Starts a command in a folder and an environment; its output goes to two files."""
+
+
+def executed(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
+    """Begin a process by executing its program."""
+    with out.open("wb") as told, err.open("wb") as said:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=told, stderr=said, start_new_session=True
+        )
+
+
 class Driver:
     """One `icefront run`. Leaving its context kills it and all that it started."""
 
-    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], begin: Begin = executed) -> None:
         self._said = Path(tempfile.mkdtemp(prefix="driver-", dir=folder))
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+        self._out.touch()
+        self._err.touch()
+        self._process = begin(command, folder, environment, self._out, self._err)
         self._watchdog = watch(self.pid)
 
     def __enter__(self) -> Self:
@@ -146,7 +169,8 @@ class Driver:
         self._process.wait()
 
     def close(self) -> None:
-        """Kill whatever is left of it."""
+        """Kill whatever is left of it; itself first, lest it has not come to its session yet."""
+        self._process.kill()
         kill_session(self.pid)
         self._process.wait()
         self._watchdog.kill()
@@ -176,7 +200,7 @@ class Driver:
             time.sleep(_TASK)
         return None
 
-    def _session(self) -> Iterator[Process]:
+    def _session(self) -> Iterator[sessions.Process]:
         return (p for p in processes() if p.session == self.pid and p.pid != self.pid and p.lives)
 
     # ── what it said ───────────────────────────────────────────────────────────────────────
@@ -222,11 +246,13 @@ class Project:
         program: Sequence[str] = PROGRAM,
         table: str = "lake.t.orders",
         feed_table: FeedTable = ORDERS,
+        begin: Begin = executed,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.table = table
         self.program = program
+        self.begin = begin
         self.feed = Feed(folder / "feed", tables=[feed_table], seed=seed, deletes=0.3)
         self._settings = settings or {}
         conf = {**_SMALL, **(spark or {})}
@@ -264,7 +290,7 @@ class Project:
     ) -> Driver:
         """Start `icefront run orders.yaml --until caught-up --json` with failpoints armed."""
         command = [*(program or self.program), "run", self.file.name, "--until", "caught-up", "--json", *arguments]
-        return Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints, **(environment or {})})
+        return Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints, **(environment or {})}, self.begin)
 
     def run(
         self,

@@ -4,6 +4,7 @@ MATRIX_STRIKE=raise|hang     the first attempt to write files fails, or hangs, w
 MATRIX_STRIKE=twice|unlike   every attempt reports its files twice; or one of them with another size
 MATRIX_MARK=FILE             made by the first attempt, with its process id: whoever finds it made is not the first
 MATRIX_CLOCK=SECONDS         what the clock is wrong by
+MATRIX_CLOCK_AGAIN=FILE      and by as much again from when this file is there
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ def is_first(mark: Path) -> bool:
     return True
 
 
-def set_clock(wrong_by: float) -> None:
+def set_clock(seconds: float, again: Path) -> None:
     now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() + wrong_by
-    time.time_ns = lambda: now_ns() + int(wrong_by * 1e9)
+
+    def wrong_by() -> float:
+        return 2 * seconds if again.is_file() else seconds
+
+    time.time = lambda: now() + wrong_by()
+    time.time_ns = lambda: now_ns() + int(wrong_by() * 1e9)
 
 
 def reuse_paths() -> None:
@@ -66,4 +71,4 @@ if "MATRIX_REUSE" in os.environ:
 if "MATRIX_STRIKE" in os.environ:
     strike_in_writes(os.environ["MATRIX_STRIKE"], Path(os.environ["MATRIX_MARK"]))
 if "MATRIX_CLOCK" in os.environ:
-    set_clock(float(os.environ["MATRIX_CLOCK"]))
+    set_clock(float(os.environ["MATRIX_CLOCK"]), Path(os.environ.get("MATRIX_CLOCK_AGAIN", "")))

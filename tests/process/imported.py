@@ -1,0 +1,16 @@
+"""What `icefront run` imports sooner or later, imported: see `forked`, whose server does so before it forks."""
+
+from __future__ import annotations
+
+import gc
+
+# Next to nothing of what imports make is garbage, and what is forked need not search it either.
+gc.disable()
+
+import pyspark.sql  # noqa: E402, F401
+
+import icefront.cli.running  # noqa: E402
+import icefront.spark.job  # noqa: E402, F401 — the point is to import
+
+gc.freeze()
+gc.enable()
