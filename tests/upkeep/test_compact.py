@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 
 from icefront.changelog import changes
 from icefront.core.errors import ConfigError, Stopped
-from icefront.iceberg.java import Upkept
+from icefront.iceberg.described import DeleteChange
+from icefront.iceberg.java import JavaTable, Upkept
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.rewriting import Rewriter
 from icefront.iceberg.view import View
@@ -328,6 +330,98 @@ def test_deletes_of_a_partition_are_not_left_where_rows_may_leave_it(spark: Any,
     spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, id)")
     assert check(spark, table, applies=False).dead_rows == 1
     assert by_pyiceberg(lake_folder, table) == rows(spark, table)
+
+
+@pytest.mark.parametrize("key", ["v5", None])
+def test_deletes_by_a_column_that_was_dropped_are_not_left(spark: Any, table: str, key: str | None) -> None:
+    """In the new files every row would have null for it."""
+    create(spark, table)
+    writer = fill(spark, table)
+    writer.commit([{"id": 100, "v": None, "n": 0}])
+    writer.commit([{"id": 1000, "v": "x", "n": 1}], [{"v": key}], keys=("v",))
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
+    check(spark, table, applies=False)
+    gone = 100 if key is None else 5
+    assert sorted(row.id for row in spark.table(table).collect()) == [*(i for i in (*range(60), 100) if i != gone), 1000]
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_a_column_that_is_dropped_behind_a_compaction_and_a_delete_by_it(
+    spark: Any, table: str, applies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    writer = fill(spark, table)
+    writer.commit([{"id": 1000, "v": "x", "n": 1}], [{"v": "v5"}], keys=("v",))
+    Between(monkeypatch, [lambda: spark.sql(f"ALTER TABLE {table} DROP COLUMN v")])
+    with suppress(Stopped):  # Iceberg may find the column missing by itself
+        compact(spark, table, applies=applies)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert sorted(row.id for row in spark.table(table).collect()) == [*(i for i in range(60) if i != 5), 1000]
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_rows_do_not_move_to_where_a_delete_of_a_partition_waits_for_them(spark: Any, table: str, applies: Any) -> None:
+    create(spark, table)
+    writer = fill(spark, table)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD n")
+    writer.upsert([{"id": 1000, "v": "x", "n": 1}], [{"id": 41, "n": 2}], everywhere=True)
+    writer.upsert([{"id": 2000, "v": "x", "n": 0}], [{"id": 3, "n": 0}])  # of another partitioning than the row 3
+    check(spark, table, applies=applies)
+    assert 3 in {row.id for row in spark.table(table).collect()}
+
+
+@pytest.mark.parametrize("of", ["the old partitioning", "the new partitioning"])
+def test_rows_do_not_move_away_from_a_delete_of_a_partition_that_comes_meanwhile(
+    spark: Any, table: str, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table, partitioned="n")
+    for start in range(0, 30, 5):
+        spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range({start}, {start + 5})")
+    writer = Streaming(spark, table)
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, id)")
+
+    def publish() -> None:
+        if of == "the old partitioning":
+            writer.commit([{"id": 1000, "v": "x", "n": 0}], [{"id": 3}], partition={"1000": 0})
+        else:
+            writer.upsert([{"id": 1000, "v": "x", "n": 0}], [{"id": 3, "n": 0}])
+
+    Between(monkeypatch, [publish])
+    done = compact(spark, table)
+    assert done.failed_groups > 0
+    spark.sql(f"REFRESH TABLE {table}")
+    found = {row.id for row in spark.table(table).collect()}
+    assert found == {1000, *(i for i in range(30) if i != 3 or of == "the new partitioning")}
+
+
+def test_a_delete_that_was_left_and_is_gone_by_a_replace_is_noticed(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg does not look at what a `replace` does, and another program may turn equality deletes into vectors by one."""
+    create(spark, table)
+    writer = fill(spark, table)
+    writer.upsert([{"id": 5, "v": "new", "n": 2}], [{"id": 41}], everywhere=True)
+
+    def convert() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(JavaTable, "commit_deletes", by_replace)
+            settle(spark, table)
+
+    def by_replace(live: JavaTable, deletes: DeleteChange, files: object, at: int, *_: object, **__: object) -> int:
+        rewrite = live.table.newRewrite().validateFromSnapshot(at)
+        for file in live.parse(deletes.removed):
+            rewrite.deleteFile(file)
+        for file in live.parse(deletes.added):
+            rewrite.addFile(file)
+        rewrite.commit()
+        return int(live.table.currentSnapshot().snapshotId())
+
+    Between(monkeypatch, [convert])
+    before = rows(spark, table)
+    done = compact(spark, table, applies=False)
+    assert done.failed_groups == 1
+    spark.sql(f"REFRESH TABLE {table}")
+    assert rows(spark, table) == before
 
 
 def test_what_is_published_behind_the_settle_of_a_cycle_is_left(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:

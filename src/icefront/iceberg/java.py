@@ -639,7 +639,7 @@ class JavaTable:
 
     def _snapshot_update(self, transaction: JavaObject, files: Sequence[ClosedFile], deletes: DeleteChange) -> JavaObject:
         """Choose the operation: an empty row delta would be an `overwrite`, so it is an append."""
-        parsed = list(zip(files, self._parse([described.closed(file) for file in files]), strict=True))
+        parsed = list(zip(files, self.parse([described.closed(file) for file in files]), strict=True))
         if deletes.added or deletes.removed or any(file.kind is not FileKind.DATA for file in files):
             update = transaction.newRowDelta()
             for file, node in parsed:
@@ -655,12 +655,12 @@ class JavaTable:
         return update
 
     def _exchange(self, update: JavaObject, deletes: DeleteChange) -> None:
-        for node in self._parse(deletes.added):
+        for node in self.parse(deletes.added):
             update.addDeletes(node)
-        for node in self._parse(deletes.removed):
+        for node in self.parse(deletes.removed):
             update.removeDeletes(node)
 
-    def _parse(self, files: Sequence[Described]) -> list[JavaObject]:
+    def parse(self, files: Sequence[Described]) -> list[JavaObject]:
         """Make Java's objects of files: one text for all of them is parsed fastest."""
         if not files:
             return []

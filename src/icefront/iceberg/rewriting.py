@@ -7,19 +7,25 @@ believes refused, also when that had landed and only the answer was lost: the ta
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from py4j.protocol import Py4JJavaError
+from pyiceberg.table.snapshots import Snapshot
 from pyspark.errors.exceptions.captured import CapturedException
 
 from icefront.core.errors import Stopped
-from icefront.iceberg import compacting
+from icefront.iceberg import compacting, described
+from icefront.iceberg.compacting import Terms
 from icefront.iceberg.java import JavaObject, JavaTable, Upkept, call, said
+from icefront.iceberg.live import DeleteEntry, DeleteKind, Manifests
+from icefront.iceberg.view import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = structlog.get_logger()
 _RUNNERS = "org.apache.iceberg.spark.actions."
 FEW = 4
 """So many files may be smaller: that many are never worth a compaction by themselves."""
@@ -61,28 +67,11 @@ class Group:
     """Files, about."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """A file that is read, and the deletes on it."""
-
-    file: JavaObject
-    sequence: int
-    equality: Sequence[_Equality]
-    others: Sequence[JavaObject]
-
-
-@dataclass(frozen=True, slots=True)
-class _Equality:
-    sequence: int
-    everywhere: bool
-    """Whether it holds for files of every partitioning."""
-
-
 class Rewriter:
     """Rewrites groups of one table's files; `columns` order their rows, without any they stay as they are.
 
     Equality deletes are applied to the rows, or else left to hold for the new files, too: then files that are too young for that are not
-    rewritten. Those of single partitions are always applied: the new files may be in another partitioning.
+    rewritten. Where one cannot be left, all are applied.
 
     `between`: what becomes a few files is not ordered, since that would be for nothing but which file a row is in. A group that would
     become fewer files than there are cores becomes more of them: a few, or as many as have `least` bytes before dead rows are gone.
@@ -119,8 +108,7 @@ class Rewriter:
         self._cores = int(spark.sparkContext.defaultParallelism)
         self._applies = applies
         self._planned_at: JavaObject = None
-        self._number = 0
-        """The sequence number of new files."""
+        self._terms: Terms | None = None
 
     def _order(self, columns: Sequence[str]) -> JavaObject:
         """Make a sort order; of no columns it is the table's own."""
@@ -160,67 +148,57 @@ class Rewriter:
     def plan(self) -> list[Group]:
         """Find what is worth rewriting in the table as it is now."""
         self._table.refresh()
-        self._planned_at = self._table.table.currentSnapshot()
+        metadata = self._table.metadata()
+        self._planned_at = metadata.currentSnapshot()
         if self._planned_at is None:
             return []
         planner = self._iceberg.actions.BinPackRewriteFilePlanner(self._table.table)
         planner.init(self._gateway.string_map(self._worth.options))
         groups = _every(call(lambda: self._lists.newArrayList(planner.plan().groups())))
-        self._number = int(self._planned_at.sequenceNumber())
-        if not self._applies and self._planned_at.summary().get("total-equality-deletes") != "0":
-            groups = self._left(groups)
+        view = View.at(self._table, metadata)
+        self._terms, left = self._decided(view)
+        if left:
+            deletes = self._iceberg.util.DeleteFileSet.create()
+            for delete in self._table.parse(described.exchange(view.metadata, (), left).removed):
+                deletes.add(delete)
+            groups = [new for group in groups if (new := self._unapplied(group, deletes)) is not None]
         return [self._spread(group) for group in groups]
 
-    def _left(self, groups: Sequence[JavaObject]) -> list[JavaObject]:
-        """Let groups be read without their equality deletes, as far as those hold for what is written, too."""
-        known: dict[str, _Equality | None] = {}
-        tasks = [[self._task(task, known) for task in _every(group.fileScanTasks())] for group in groups]
-        found = [delete for group in tasks for task in group for delete in task.equality]
-        if not all(delete.everywhere for delete in found):
-            return list(groups)
-        of_each = ([delete.sequence for delete in task.equality] for group in tasks for task in group)
-        self._number = compacting.written_as_of(of_each, self._number)
-        come = [[task for task in group if compacting.comes(task.sequence, self._number)] for group in tasks]
-        return [
-            self._unapplied(group, new)
-            for group, old, new in zip(groups, tasks, come, strict=True)
-            if len(new) == len(old) or self._is_worth_it(new)
-        ]
+    def _decided(self, view: View) -> tuple[Terms, Sequence[DeleteEntry]]:
+        """Choose how the planned snapshot is rewritten, and which of its equality deletes are left."""
+        metadata, manifests = view.metadata, view.manifests()
+        snapshot = metadata.current_snapshot()
+        specs = {ref.spec_id for ref in manifests.of(snapshot).values() if ref.has_data}
+        applying = Terms(
+            int(self._planned_at.sequenceNumber()),
+            columns=frozenset(metadata.schema().field_ids),
+            moves=specs != {metadata.default_spec_id},
+        )
+        if self._applies or not (deletes := _equality(manifests, snapshot)):
+            return applying, ()
+        number = compacting.written_as_of((delete.sequence for delete in deletes), applying.number)
+        leaving = replace(applying, number=number, left=frozenset(delete.key for delete in deletes))
+        can = leaving.harm(deletes, deletes, view.facts.unpartitioned) is None
+        return (leaving, deletes) if can else (applying, ())
 
-    def _task(self, task: JavaObject, known: dict[str, _Equality | None]) -> _Task:
-        """Look at a file's deletes. They are the same ones again and again, and each question costs time."""
-        file = task.file()
-        deletes = [(delete, delete.location()) for delete in _every(task.deletes())]
-        for delete, path in deletes:
-            if path not in known:
-                known[path] = self._equality(delete)
-        equality = [found for _, path in deletes if (found := known[path]) is not None]
-        return _Task(file, int(file.dataSequenceNumber()), equality, [delete for delete, path in deletes if known[path] is None])
-
-    def _equality(self, delete: JavaObject) -> _Equality | None:
-        if delete.content().name() != "EQUALITY_DELETES":
+    def _unapplied(self, group: JavaObject, deletes: JavaObject) -> JavaObject | None:
+        """Let a group be read without some deletes, and without files that are too young for that; None if it is not worth it then."""
+        assert self._terms is not None
+        number = self._terms.number
+        tasks = _every(group.fileScanTasks())
+        old = [task for task in tasks if compacting.comes(int(task.file().dataSequenceNumber()), number)]
+        if len(old) < len(tasks) and not self._is_worth_it(old):
             return None
-        return _Equality(int(delete.dataSequenceNumber()), bool(self._table.table.specs().get(delete.specId()).isUnpartitioned()))
-
-    def _is_worth_it(self, tasks: Sequence[_Task]) -> bool:
-        """Judge what is left of a group as Iceberg's planner does."""
-        worth = self._worth
-        if worth.everything or len(tasks) >= worth.files:
-            return bool(tasks)
-        scoped = self._iceberg.util.ContentFileUtil.isFileScoped
-        dead = (sum(d.recordCount() for d in task.others if scoped(d)) / max(1, task.file.recordCount()) for task in tasks)
-        return any(part >= worth.dead for part in dead)
-
-    def _unapplied(self, group: JavaObject, tasks: Sequence[_Task]) -> JavaObject:
-        """Make the same group of other tasks, whose equality deletes are not read."""
-        if len(tasks) == group.inputFileNum() and not any(task.equality for task in tasks):
-            return group
         schema, specs = self._table.schema_json(), self._table.specs_json()
         all_rows = self._iceberg.expressions.ResidualEvaluator.unpartitioned(self._gateway.expressions.alwaysTrue())
         read = self._lists.newArrayList()
-        for task in tasks:
-            others = self._array(self._iceberg.DeleteFile, task.others)
-            read.add(self._iceberg.BaseFileScanTask(task.file, others, schema, specs[task.file.specId()], all_rows))
+        for task in old:
+            others = self._iceberg.util.DeleteFileSet.of(task.deletes())
+            if others.removeAll(deletes):
+                file, on = task.file(), self._array(self._iceberg.DeleteFile, _every(self._lists.newArrayList(others)))
+                read.add(self._iceberg.BaseFileScanTask(file, on, schema, specs[file.specId()], all_rows))
+            else:
+                read.add(task)
         return self._iceberg.actions.RewriteFileGroup(
             group.info(),
             read,
@@ -229,6 +207,15 @@ class Rewriter:
             group.inputSplitSize(),
             group.expectedOutputFiles(),
         )
+
+    def _is_worth_it(self, tasks: Sequence[JavaObject]) -> bool:
+        """Judge what is left of a group as Iceberg's planner does."""
+        worth = self._worth
+        if worth.everything or len(tasks) >= worth.files:
+            return bool(tasks)
+        scoped = self._iceberg.util.ContentFileUtil.isFileScoped
+        dead = ((sum(d.recordCount() for d in _every(task.deletes()) if scoped(d)), task.file().recordCount()) for task in tasks)
+        return any(rows >= worth.dead * max(1, of) for rows, of in dead)
 
     def _spread(self, group: JavaObject) -> Group:
         """Let several tasks rewrite a group: one takes its time, and the others would wait."""
@@ -280,7 +267,8 @@ class Rewriter:
         before the deletes that were left.
         """
         together = [group.planned for group in groups]
-        at, number = self._planned_at.snapshotId(), self._number
+        assert self._terms is not None
+        at, terms = self._planned_at.snapshotId(), replace(self._terms, moves=self._terms.moves and any(map(_moves, together)))
 
         def change(table: JavaObject) -> JavaObject:
             update = table.newRewrite().validateFromSnapshot(at)
@@ -289,21 +277,25 @@ class Rewriter:
                 gone.addAll(group.rewrittenFiles())
                 vectors.addAll(group.danglingDVs())
                 new.addAll(group.addedFiles())
-            return update.rewriteFiles(gone, vectors, new, self._sets()[1]).dataSequenceNumber(number)
+            return update.rewriteFiles(gone, vectors, new, self._sets()[1]).dataSequenceNumber(terms.number)
 
-        def harms(made: JavaObject, told: Mapping[str, str]) -> bool:
-            return int(told.get("removed-equality-delete-files", 0)) > 0 and self._drops(made, number)
+        return self._table.commit_upkeep(change, entries, patience=patience, harms=lambda made, _: self._harms(made, terms))
 
-        return self._table.commit_upkeep(change, entries, patience=patience, harms=harms)
-
-    def _drops(self, made: JavaObject, number: int) -> bool:
-        """Say whether a snapshot drops equality deletes that hold for the new files.
-
-        With a rewrite Iceberg drops deletes that are older than all other data, and does not count the new files, which have that old
-        number: if others rewrote or dropped the data that came with such a delete, rows would be back.
-        """
-        found = _every(self._lists.newArrayList(made.removedDeleteFiles(self._table.table.io())))
-        return any(file.content().name() == "EQUALITY_DELETES" and file.dataSequenceNumber() > number for file in found)
+    def _harms(self, made: JavaObject, terms: Terms) -> bool:
+        """Say whether a snapshot that is about to be committed does harm to equality deletes."""
+        metadata = self._table.metadata()
+        if not terms.left and metadata.currentSnapshot().summary().get("total-equality-deletes") == "0":
+            return False
+        view = View.at(self._table, metadata)
+        manifests, now = view.manifests(), view.metadata.current_snapshot()
+        assert now is not None
+        then = now.model_copy(update={"manifest_list": made.manifestListLocation()})
+        # What was dropped meanwhile may not be in the new files either, or be nothing but null there.
+        terms = replace(terms, columns=terms.columns & frozenset(view.metadata.schema().field_ids))
+        harm = terms.harm(_equality(manifests, now), _equality(manifests, then), view.facts.unpartitioned)
+        if harm is not None:
+            log.info("a compaction is given up", table=self._table.name, why=harm)
+        return harm is not None
 
     def _sets(self) -> tuple[JavaObject, JavaObject, JavaObject]:
         data, deletes = self._iceberg.util.DataFileSet, self._iceberg.util.DeleteFileSet
@@ -314,6 +306,16 @@ class Rewriter:
         manager = self._iceberg.actions.RewriteDataFilesCommitManager(self._table.table)
         for group in groups:
             manager.abortFileGroup(group.planned)
+
+
+def _moves(group: JavaObject) -> bool:
+    """Say whether some of a group's files are of another partitioning than the new ones."""
+    return any(task.file().specId() != group.outputSpecId() for task in _every(group.fileScanTasks()))
+
+
+def _equality(manifests: Manifests, snapshot: Snapshot | None) -> list[DeleteEntry]:
+    refs = [ref for ref in manifests.of(snapshot).values() if not ref.has_data]
+    return [d for found in manifests.entries(refs) for d in found.deletes if d.kind is DeleteKind.EQUALITY]
 
 
 def _every(values: JavaObject) -> list[JavaObject]:

@@ -83,6 +83,8 @@ class Rewrite:
     path: str
     written_at: int | None
     looks: bool = True
+    left: Collection[str] = ()
+    """Equality deletes that were not applied: they must still be there."""
 
     def apply(self, table: MemoryTable) -> Snapshot:
         now = _current(table, None)
@@ -117,6 +119,8 @@ class Rewrite:
     def _loses(self, table: MemoryTable, now: Snapshot) -> bool:
         """Say whether a delete would go that the new file needs. Only what others did to the data of that delete brings it about."""
         gone = dropped(now, set(self.sources), table.sequence)
+        if not now.deletes.keys() - gone >= set(self.left):
+            return True
         return self.written_at is not None and any(now.deletes[path] > self.written_at for path in gone & now.deletes.keys())
 
     def __str__(self) -> str:

@@ -382,7 +382,7 @@ def _with_a_new_number(change: Rewrite) -> Rewrite:
     return replace(change, written_at=None)
 
 
-def _as_of_the_plan(deletes: Iterable[Collection[int]], planned: int) -> int:
+def _as_of_the_plan(deletes: Iterable[int], planned: int) -> int:
     del deletes
     return planned
 

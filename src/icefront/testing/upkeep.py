@@ -119,7 +119,7 @@ class Upkeep:
     equality_leaves: Callable[[int, int], bool] = equality_leaves
     row_delta: Callable[[RowDelta], RowDelta] = by_row_delta
     rewrite: Callable[[Rewrite], Rewrite] = by_rewrite
-    written_as_of: Callable[[Iterable[Collection[int]], int], int] = compacting.written_as_of
+    written_as_of: Callable[[Iterable[int], int], int] = compacting.written_as_of
     comes: Callable[[int, int], bool] = compacting.comes
     orphans: Callable[[Iterable[str], Collection[str], Callable[[str], bool]], list[str]] = orphans
     held: Callable[[Collection[int]], Collection[int]] = held
@@ -234,19 +234,15 @@ def compact(
     planned, sources = yield Do(f"plan the compaction of {table.name}", lambda: _chosen(table, choose))
     if not sources:
         return True
-    number = planned.sequence
-    if not applies:
-        number = rules.written_as_of([_equality_on(planned, source) for source in sources], number)
-        sources = [source for source in sources if rules.comes(planned.data[source], number)]
+    left: Collection[str] = () if applies else planned.deletes
+    number = rules.written_as_of([planned.deletes[path] for path in left], planned.sequence)
+    sources = [source for source in sources if rules.comes(planned.data[source], number)]
+    if not sources:
+        return True
     path = f"{table.name}/{name}"
     yield Do("rewrite", lambda: table.storage.write(path, table.live(planned, sources, equality=applies)))
-    change = rules.rewrite(Rewrite(name, planned.id, sources, path, number, looks))
+    change = rules.rewrite(Rewrite(name, planned.id, sources, path, number, looks, left))
     return (yield from _commit(table, change)) is not None
-
-
-def _equality_on(planned: Snapshot, source: str) -> Collection[int]:
-    """Return the sequence numbers of the equality deletes that hold for a file."""
-    return [number for number in planned.deletes.values() if number > planned.data[source]]
 
 
 def _chosen(table: MemoryTable, choose: Callable[[Snapshot], Collection[str]]) -> tuple[Snapshot | None, Collection[str]]:

@@ -101,7 +101,7 @@ def compact(
     rewriter = Rewriter(spark, live, worth, columns, between=sort == "auto" and bool(columns), least=2 * least, applies=applies)
     work = _Work(spark, rewriter, max_bytes, min(COMMIT_BYTES, group_bytes), everything=everything)
     work.run()
-    if (landed := _drop_dangling(spark, table, live)) is not None:
+    if work.snapshots and (landed := _drop_dangling(spark, table, live)) is not None:
         work.snapshots.append(landed)
     return Compacted(
         table,
