@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from bench import changes, epochs, intake, planning, publish, upkeep
+from bench import changes, epochs, intake, planning, publish, settling, upkeep
 from bench.results import Result, write_page
 
 BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
@@ -22,6 +22,7 @@ BENCHMARKS: Mapping[str, Callable[[str, Callable[[str], None]], Result]] = {
     "changes": changes.measure,
     "planning": planning.measure,
     "upkeep": upkeep.measure,
+    "settling": settling.measure,
 }
 
 

@@ -29,7 +29,7 @@ from bench import epochs
 from bench.changes import snapshot
 from bench.epochs import MEMORY, MILLION, Pair
 from bench.lake import Lake, Live
-from bench.measure import Memory, Rounds, Spread, percentile, play
+from bench.measure import Rounds, Spread, percentile, play
 from bench.merge import checksum
 from bench.results import Figure, Result
 from icefront.settings.upkeep import Upkeep
@@ -54,13 +54,12 @@ class Form:
     settled: int
     """Epochs that one measured settle ends."""
     publishes: int
-    memory: Sequence[int] = ()
 
 
 FORMS = {
     "tiny": Form(20_000, 2_000, together=2, rounds=3, settled=2, publishes=4),
     "short": Form(2 * MILLION, 100_000, together=5, rounds=5, settled=5, publishes=50),
-    "long": Form(8 * MILLION, 200_000, together=10, rounds=6, settled=5, publishes=100, memory=(10 * MILLION, 40 * MILLION)),
+    "long": Form(8 * MILLION, 200_000, together=10, rounds=6, settled=5, publishes=100),
 }
 
 
@@ -75,8 +74,7 @@ def measure(form_name: str, say: Callable[[str], None]) -> Result:
         say(f"upkeep: {told(cycles)}")
         reading = read(lake, pair, say)
         beside, company = publishes(stack, lake, form, say)
-        peaks = {rows: peak(lake, rows, form, say) for rows in form.memory}
-    return report(form_name, form, pair, settling, done, against, told(cycles), reading, beside, company, peaks)
+    return report(form_name, form, pair, settling, done, against, told(cycles), reading, beside, company)
 
 
 # ── settle ─────────────────────────────────────────────────────────────────────────────────
@@ -127,23 +125,6 @@ def floor(paths: Sequence[str], keys: pa.Array) -> int:
 
     with ThreadPoolExecutor(pa.cpu_count()) as threads:
         return sum(threads.map(one, paths))
-
-
-def peak(lake: Lake, rows: int, form: Form, say: Callable[[str], None]) -> float:
-    """Return the tree's peak memory while as many keys are settled in a table of so many rows."""
-    with ExitStack() as stack:
-        name = f"memory_{rows}"
-        feed = BulkFeed(lake.feed(name), keys=rows, seed=rows)
-        feed.scan()
-        live = stack.enter_context(Live(lake.pipeline(name, name), lake.spark))
-        live.epoch()
-        for _ in range(form.settled):
-            feed.advance(form.changes)
-            live.epoch()
-        with Memory() as memory:
-            settle(lake.spark, lake.table(name))
-    say(f"{rows:,} rows: settled with {memory.peak / 2**20:.0f} MiB at the most")
-    return memory.peak / 2**20
 
 
 # ── all in ─────────────────────────────────────────────────────────────────────────────────
@@ -269,7 +250,6 @@ def report(
     reading: Rounds,
     beside: Mapping[str, Sequence[float]],
     company: str,
-    peaks: dict[int, float],
 ) -> Result:
     figures = [
         Figure.of("settle", settling.seconds("settle"), "s"),
@@ -288,7 +268,6 @@ def report(
         figures.append(Figure(f"commit step {name}: p95", percentile(times, 0.95), "ms"))
     slower = percentile(beside["beside upkeep"], 0.95) / percentile(beside["alone"], 0.95)
     figures.append(Figure("commit step, p95: beside upkeep / alone", slower, "×", goal="at most 2"))
-    figures += [Figure(f"peak memory of a settle in {rows:,} rows", size, "MiB") for rows, size in peaks.items()]
     facts: dict[str, Any] = {
         "table": f"{form.rows:,} rows of six columns, int64 keys; epochs of {form.changes:,} changes of random keys",
         "settle": f"{done.equality_files} equality-delete files, {done.dead_rows:,} dead rows in {done.files_with_dead_rows} files",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,18 @@ def forgotten_secrets() -> Iterator[None]:
     before = set(secrets._known)
     yield
     secrets._known.intersection_update(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_by_spark() -> Iterator[None]:
+    """Once all tests of this process are over, Spark reads every table of the failure matrix that has caught up, at every snapshot."""
+    yield
+    matrix = sys.modules.get("tests.process.matrix")
+    if matrix is not None and matrix.CAUGHT_UP:
+        from tests.process.by_spark import differences  # noqa: PLC0415 — it imports Spark
+
+        found = list(differences(matrix.CAUGHT_UP.values()))
+        assert not found, "\n".join(found)
 
 
 @pytest.fixture(scope="session")

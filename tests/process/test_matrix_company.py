@@ -164,22 +164,24 @@ def test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are
 
 # ── maintenance ────────────────────────────────────────────────────────────────────────────
 @pytest.fixture(params=SEEDS)
-def project(tmp_path: Path, lake_folder: Path, table: str, request: pytest.FixtureRequest) -> Watched:
+def project(tmp_path: Path, lake_folder: Path, table: str, spark: Any, request: pytest.FixtureRequest) -> Watched:
     """A project on the catalog of the test run's own session; its commits wait for others as long as a slow machine takes."""
-    return Watched(tmp_path, seed=request.param, catalog=lake_folder, table=table, settings={"commit": {"patience": "10m"}})
+    patient = {"commit": {"patience": "10m"}}
+    return Watched(tmp_path, seed=request.param, catalog=lake_folder, table=table, settings=patient, session=spark)
 
 
 def maintenance(spark: Any, table: str) -> dict[str, Callable[[], object]]:
     """What others do to a table, each by a statement of its own."""
 
-    def call(procedure: str, arguments: str = "") -> Callable[[], object]:
+    def call(procedure: str, arguments: str = "") -> Callable[[], Sequence[Any]]:
         return lambda: procedures(spark, table, procedure, arguments)
 
     rewrite = call("rewrite_data_files", ", options => map('rewrite-all', 'true')")
 
     def rewrite_into_another_spec() -> None:
         spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, id)")
-        rewrite()
+        ((rewritten, *_),) = rewrite()
+        assert rewritten > 0
 
     def change(statement: str, **named: str) -> Callable[[], object]:
         """A change of rows, whose snapshot names the keys that come and go."""

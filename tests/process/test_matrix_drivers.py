@@ -58,4 +58,3 @@ def take_over(project: Watched) -> None:
 def test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works(tmp_path: Path, seed: int) -> None:
     project = Watched(tmp_path, seed=seed)
     take_over(project)
-    project.check_by_spark()

@@ -45,7 +45,9 @@ def test_a_schema_that_changes_between_two_files_of_one_epoch(tmp_path: Path, se
 def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(tmp_path: Path, seed: int) -> None:
     """Every file of the first run; the second one publishes what is staged, and then meets a report that contradicts another."""
     project = Watched(tmp_path, seed=seed)
-    project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=Strike("twice", tmp_path).environment)
+    twice = Strike("twice", tmp_path)
+    project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=twice.environment)
+    assert twice.worker(), "it struck"
     noted = [file for note in staged_notes(project.state) or () for file in note["files"]]
     assert len(noted) == len(set(noted)) == len(project.files()) > 2
     frontier = project.feed.resolved[-1].next()

@@ -23,7 +23,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     yield project
     project.run()
     project.check_caught_up()
-    project.check_by_spark()
 
 
 @pytest.mark.parametrize("failpoint", OF_A_RUN)
@@ -54,7 +53,6 @@ def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(tm
     assert [epoch["recovered"] for epoch in project.run().epochs()] == [True, True, True]
     assert project.files() == files
     project.check_caught_up()
-    project.check_by_spark()
 
 
 @pytest.mark.long
@@ -75,4 +73,3 @@ def test_killed_at_each_failpoint_and_recovered_at_once(tmp_path: Path, seed: in
         struck.check()
         struck.run()
         struck.check_caught_up()
-    project.check_by_spark()

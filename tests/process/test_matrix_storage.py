@@ -101,11 +101,13 @@ def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path:
     The last run's own clock is an hour behind, and goes back by another one between two of its epochs.
     """
     project = Watched(tmp_path)
-    project.run("stage.after=kill@2", code=KILLED)
-    in_time = Path(urlsplit(project.metadata()).path)
-    commit_ahead(project, 3600)
-    ahead = project.metadata()
-    said = project.run(code=STOPPED).stderr
+    with project.start("publish.before-commit=pause@2") as driver:
+        driver.wait_until_stopped()
+        in_time = Path(urlsplit(project.metadata()).path)
+        commit_ahead(project, 3600)
+        ahead = project.metadata()
+        driver.wake()
+        said = driver.expect(STOPPED).stderr
     times = r"the last commit to lake\.t\.orders is of \S+ \S+, the clock here says \S+ \S+: 0:5\d:\d\d behind\n +→ set the clock"
     assert re.search(times, said)
     assert "attempts" not in said

@@ -61,7 +61,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     yield project
     project.run()
     project.check_caught_up()
-    project.check_by_spark()
 
 
 def test_every_failpoint_has_its_zombie() -> None:
@@ -102,4 +101,3 @@ def test_each_of_them_alone(tmp_path: Path, seed: int, subtests: pytest.Subtests
         overtake_and_wake(project, [failpoint], subtests.test)
     project.run()
     project.check_caught_up()
-    project.check_by_spark()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from icefront.proof.harness import PROGRAM, Driver
 from icefront.testing.feeds import ORDERS, Feed
 from tests.conftest import lean
 from tests.lakes import orders
+from tests.process.forked import forked
 from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
@@ -27,12 +27,9 @@ def test_a_pipeline_runs_resumes_and_verifies_on_a_rest_catalog(rest_catalog: Re
     settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders("lake.rest.orders")}
     (tmp_path / "orders.yaml").write_text(json.dumps(settings))
 
-    def icefront(*arguments: str) -> str:
-        command = [sys.executable, "-m", "icefront", *arguments]
-        environment = lean()
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
-        return done.stdout
+    def icefront(*arguments: str) -> None:
+        with Driver([*PROGRAM, *arguments], tmp_path, lean(), forked) as driver:
+            driver.expect(0)
 
     icefront("run", "orders.yaml", "--until", "caught-up")
     feed.advance(50)

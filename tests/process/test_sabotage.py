@@ -109,7 +109,6 @@ def run_on_rest(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) ->
 def test_without_sabotage_the_same_faults_are_survived(run_on_rest: Callable[..., Watched]) -> None:
     project = run_on_rest("nothing", "403-after", "twice-second", "lost")
     project.check_caught_up()
-    project.check_by_spark()
 
 
 def test_iceberg_cleans_up_after_a_landed_commit(run_on_rest: Callable[..., Watched]) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from icefront.cli.proving import exit_code
 from icefront.proof.checker import Violation
 from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.prove import Prove, Report, needed
+from icefront.proof.scene import TABLES
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "prove.md"
 
@@ -41,6 +46,34 @@ def test_every_kind_has_to_be_struck_once_for_every_six_minutes(minutes: float, 
 def test_the_command_that_repeats_it_names_the_catalog(uri: str | None, where: str) -> None:
     again = replace(report(2.5), uri=uri).to_dict()["command"]
     assert again == f"icefront prove --minutes 2.5 --seed 7{where}"
+
+
+def test_a_seed_chooses_the_same_every_time_and_another_one_chooses_otherwise(tmp_path: Path) -> None:
+    """In another process too, where sets and dictionaries of names may have another order."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from icefront.cli.proving import Screen\n"
+        "from icefront.proof.faults import LIVES\n"
+        "from icefront.proof.prove import Prove\n"
+        "made = Prove(Path(sys.argv[1]), Screen(quiet=True), minutes=3, seed=int(sys.argv[2]))\n"
+        "print([life.name for life in made._choices('scene', 1).sample(list(LIVES.values()), len(LIVES))])\n"
+        "print([made._blows.deal(lambda name: len(name) % 3 > 0) for _ in range(40)])\n"
+    )
+
+    def chosen(seed: int, hashes: str) -> str:
+        command = [sys.executable, "-c", code, str(tmp_path), str(seed)]
+        return subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert chosen(7, "1") == chosen(7, "2") != chosen(8, "1")
+
+
+def test_tables_of_a_proof_take_turns_in_how_they_are_published_and_kept() -> None:
+    published = [publish for _, publish in TABLES]
+    assert all(one != other for one, other in pairwise([*published, published[0]]))
+    assert len({repr(table) for table in TABLES}) == 4
 
 
 def test_a_kind_that_was_not_struck_fails_the_proof() -> None:

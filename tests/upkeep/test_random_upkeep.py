@@ -18,6 +18,7 @@ from pyiceberg.schema import Schema
 from icefront.apply import apply_changes
 from icefront.iceberg.java import JAVA_ERRORS, java_class
 from icefront.iceberg.live import DeleteKind
+from icefront.iceberg.rewriting import Rewriter
 from icefront.upkeep import settle as settling
 from icefront.upkeep.compact import compact
 from icefront.upkeep.expire import expire
@@ -122,6 +123,8 @@ class Upheld(RuleBasedStateMachine):
 
     def do(self, what: str, new: set[int], gone: set[int]) -> None:
         match what:
+            case "settle":
+                self.settle()
             case "publish":
                 self.publish(new, gone)
             case "delete":
@@ -139,6 +142,22 @@ class Upheld(RuleBasedStateMachine):
     @rule(applies=st.booleans())
     def compact(self, *, applies: bool) -> None:
         compact(self.spark, self.table, everything=True, applies=applies)
+        self.check()
+
+    @rule(what=st.sampled_from(("settle", *BETWEEN)), new=KEYS, gone=KEYS, applies=st.booleans())
+    def compact_with_something_between(self, what: str, new: set[int], gone: set[int], *, applies: bool) -> None:
+        """What happens after files were rewritten and before that is committed; once."""
+        happens = [what]
+        commit = Rewriter.commit
+
+        def first(*arguments: Any, **options: Any) -> Any:
+            if happens:
+                self.do(happens.pop(), new, gone)
+            return commit(*arguments, **options)
+
+        with self.patch.context() as patched:
+            patched.setattr(Rewriter, "commit", first)
+            compact(self.spark, self.table, everything=True, applies=applies)
         self.check()
 
     @rule(into_a_new_spec=st.booleans())
@@ -232,6 +251,10 @@ def test_upkeep_by_every_hand(upheld: type[Upheld], version: int, partitioned: s
     table.publish(new={1}, gone={6})
     table.compact(applies=False)
     table.publish(new={2}, gone={1})
+    table.compact_with_something_between(what="publish", new={3}, gone={2}, applies=False)
+    table.compact_with_something_between(what="settle", new=set(), gone=set(), applies=False)
+    table.publish(new={4}, gone={3})
+    table.compact_with_something_between(what="compact by others", new={4}, gone=set(), applies=True)
     table.compact(applies=True)
     table.teardown()
 

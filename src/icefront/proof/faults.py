@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from icefront.core.errors import ConnectionFailed, IcefrontError
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
+from icefront.proof.failpoints import FailpointError
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Unexpected, wait_until
 from icefront.proof.scene import Broken, Scene
 from icefront.upkeep.expire import expire
@@ -83,6 +84,8 @@ def _hurt(scene: Scene, places: Sequence[str], action: str, code: int) -> bool:
     driver = scene.begin({place: f"{action}@{scene.passing(place)}"}, stops=STOPS)
     scene.follow(driver, STOPS)
     scene.expect(driver, code)
+    if action == "raise" and FailpointError.__name__ not in driver.stderr:
+        raise Broken(Violation("exit", scene.named(driver), f"the exception of {place}", "another one: see its log"))
     scene.places[place] += 1
     return True
 
@@ -191,8 +194,9 @@ def _kill(pid: int | None) -> bool:
 @_in(LIVES, "zombie", "a run is paused (SIGSTOP), overtaken by its successor, and woken: it must be refused")
 def _zombie(scene: Scene) -> bool:
     place = scene.rng.choice(ZOMBIE)
-    driver = scene.begin({place: f"pause@{scene.passing(place)}"}, stops=1)
-    if not scene.follow(driver, 2, leave=True):
+    # No other stop may come after it: it is there that the run is overtaken.
+    driver = scene.begin({place: f"pause@{scene.passing(place)}"}, stops=0)
+    if not scene.follow(driver, 1, leave=True):
         scene.expect(driver)
     scene.leave(driver)
     scene.places[place] += 1

@@ -38,7 +38,7 @@ _POLL = 0.05
 _TASK = 0.005
 """How often to look at something that lasts as long as a task."""
 # Epochs of a handful of rows: to compile code for them takes longer than to do without.
-_SMALL = {
+SMALL = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
@@ -255,7 +255,7 @@ class Project:
         self.begin = begin
         self.feed = Feed(folder / "feed", tables=[feed_table], seed=seed, deletes=0.3)
         self._settings = settings or {}
-        conf = {**_SMALL, **(spark or {})}
+        conf = {**SMALL, **(spark or {})}
         conf |= {"spark.driver.extraClassPath": _class_path()} if _JAVA_OPTIONS in conf else quick_jvm()
         project: dict[str, object] = {"spark": {"master": conf.pop("spark.master", "local[1]"), "conf": conf}}
         if catalog is not None:

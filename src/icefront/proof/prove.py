@@ -205,7 +205,8 @@ class Prove:
 
     def _play_one(self, folder: Path, lake: Lake) -> None:
         choices = self._choices("scene", self.report.scenes)
-        scene = Scene(folder, f"prove_{choices.getrandbits(32):08x}", choices, lake, self._program)
+        number = self._seed + self.report.scenes
+        scene = Scene(folder, f"prove_{choices.getrandbits(32):08x}", choices, lake, self._program, number)
         past = replace(self.report)
         self._count = lambda: self._add(past, scene)
         try:

@@ -1,0 +1,61 @@
+"""A forked command is the same command: its output, its exit code, its environment, its end by a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.harness import PROGRAM, Begin, Driver, executed, wait_until
+from icefront.proof.sessions import look
+from icefront.version import __version__
+from tests.process.forked import Forked, forked
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("begin", [executed, forked])
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        (["--version"], 0, f"icefront {__version__}\n", ""),
+        (["check", "nowhere.yaml"], 2, "", "nowhere.yaml"),
+        (["init", "shop"], 0, "shop", ""),
+    ],
+)
+def test_what_it_says_and_how_it_ends(tmp_path: Path, begin: Begin, arguments: list[str], code: int, out: str, err: str) -> None:
+    with Driver([*PROGRAM, *arguments], tmp_path, os.environ, begin) as driver:
+        assert driver.wait() == code
+        assert out in driver.stdout
+        assert err in driver.stderr
+        assert isinstance(driver._process, Forked) == (begin is forked)
+
+
+def test_failpoints_are_those_of_its_own_environment(tmp_path: Path) -> None:
+    with Driver([*PROGRAM, "--version"], tmp_path, {**os.environ, ENVIRONMENT: "nowhere=kill"}, forked) as driver:
+        assert driver.wait() == 1
+        assert "there is no failpoint" in driver.stderr
+
+
+def test_it_has_a_session_of_its_own_and_ends_by_signals(tmp_path: Path) -> None:
+    with Driver([*PROGRAM, "--version"], tmp_path, os.environ, forked) as first:
+        first.wait()
+    with Driver([*PROGRAM, "demo"], tmp_path, os.environ, forked) as driver:
+        wait_until(lambda: (found := look(driver.pid)) is not None and found.session == driver.pid)
+        driver.pause()
+        assert driver.is_stopped
+        driver.kill()
+        assert driver.code == -signal.SIGKILL
+
+
+def test_another_program_or_other_modules_are_executed(tmp_path: Path) -> None:
+    for command, environment in (
+        ([PROGRAM[0], "-c", "print(1)"], os.environ),
+        ([*PROGRAM, "--version"], {**os.environ, "PYTHONPATH": str(tmp_path)}),
+    ):
+        with Driver(command, tmp_path, environment, forked) as driver:
+            assert driver.wait() == 0
+            assert not isinstance(driver._process, Forked)
