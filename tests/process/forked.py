@@ -31,7 +31,7 @@ def forked(command: Sequence[str], folder: Path, environment: Mapping[str, str],
     program, arguments = tuple(command[: len(PROGRAM)]), command[len(PROGRAM) :]
     if program != PROGRAM or environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
         return executed(command, folder, environment, out, err)
-    return Forked(arguments, folder, environment, out, err)
+    return Forked(arguments, folder, dict(environment), out, err)
 
 
 class Forked:

@@ -23,7 +23,8 @@ from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.prove import Prove, Report, needed
 from icefront.proof.scene import TABLES
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "prove.md"
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = ROOT / "docs" / "prove.md"
 
 
 def report(minutes: float, **struck: int) -> Report:
@@ -48,26 +49,27 @@ def test_the_command_that_repeats_it_names_the_catalog(uri: str | None, where: s
     assert again == f"icefront prove --minutes 2.5 --seed 7{where}"
 
 
+def choices(folder: Path, seed: int) -> str:
+    """What is decided before anything happens, and in which order blows are dealt that can be dealt."""
+    made = Prove(folder, proving.Screen(quiet=True), minutes=3, seed=seed)
+    lives = [life.name for life in made._choices("scene", 1).sample(list(LIVES.values()), len(LIVES))]
+    return f"{lives} {[made._blows.deal(lambda name: len(name) % 3 > 0) for _ in range(40)]}"
+
+
 def test_a_seed_chooses_the_same_every_time_and_another_one_chooses_otherwise(tmp_path: Path) -> None:
     """In another process too, where sets and dictionaries of names may have another order."""
     code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from icefront.cli.proving import Screen\n"
-        "from icefront.proof.faults import LIVES\n"
-        "from icefront.proof.prove import Prove\n"
-        "made = Prove(Path(sys.argv[1]), Screen(quiet=True), minutes=3, seed=int(sys.argv[2]))\n"
-        "print([life.name for life in made._choices('scene', 1).sample(list(LIVES.values()), len(LIVES))])\n"
-        "print([made._blows.deal(lambda name: len(name) % 3 > 0) for _ in range(40)])\n"
+        "import sys; from pathlib import Path; from tests.proof.test_report import choices; print(choices(Path(sys.argv[1]), 7))"
     )
-
-    def chosen(seed: int, hashes: str) -> str:
-        command = [sys.executable, "-c", code, str(tmp_path), str(seed)]
-        return subprocess.run(
-            command, env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert chosen(7, "1") == chosen(7, "2") != chosen(8, "1")
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert told == choices(tmp_path, 7) != choices(tmp_path, 8)
 
 
 def test_tables_of_a_proof_take_turns_in_how_they_are_published_and_kept() -> None:
