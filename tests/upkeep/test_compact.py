@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -635,6 +636,30 @@ def test_a_publish_between_does_not_matter(
     assert {row[1] for row in now if row[0] in {"2", 2}} == {"later"}
     settle(spark, table)
     assert by_pyiceberg(lake_folder, table) == rows(spark, table) == now
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_what_is_published_in_the_moment_of_planning_is_not_part_of_the_plan(
+    spark: Any, table: str, applies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads share what Iceberg knows of a table: with a publish of another thread it moves in any moment."""
+    create(spark, table)
+    writer = fill(spark, table)
+    metadata, left = JavaTable.metadata, [1]
+
+    def moves(live: JavaTable) -> Any:
+        found = metadata(live)
+        if left and sys._getframe(1).f_code is Rewriter.plan.__code__:
+            left.pop()
+            writer.upsert([{"id": 5, "v": "new", "n": 2}], everywhere=True)
+            live.table.refresh()
+        return found
+
+    monkeypatch.setattr(JavaTable, "metadata", moves)
+    done = compact(spark, table, applies=applies)
+    assert (left, done.files_before) == ([], 6)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert {row.id: row.v for row in spark.table(table).collect()} == {i: "new" if i == 5 else f"v{i}" for i in range(60)}
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -518,7 +518,7 @@ class JavaTable:
         `replace` did, and would bring rows back. What the commits `after` which it comes did must not have been rolled back.
         """
 
-        def lost(made: JavaObject, _: Mapping[str, str]) -> bool:
+        def lost(made: JavaObject, _: JavaObject) -> bool:
             return not set(after) <= self._ancestors(made, until=planned_at)
 
         def change(table: JavaObject) -> JavaObject:
@@ -544,11 +544,12 @@ class JavaTable:
         entries: Mapping[str, str],
         *,
         patience: float,
-        harms: Callable[[JavaObject, Mapping[str, str]], bool] = lambda *_: False,
+        harms: Callable[[JavaObject, JavaObject], bool] = lambda *_: False,
     ) -> Upkept:
         """Commit a change that `change` makes of the table; it says by its validations when another commit touched the same files.
 
-        `harms` is shown the snapshot that would be committed, and its summary: what does harm is not sent.
+        `harms` is shown the snapshot that would be committed, and the metadata that it would be committed onto: what does harm is not
+        sent.
         """
         given_up = time.monotonic() + patience
         sent: dict[int, Mapping[str, str]] = {}
@@ -566,10 +567,10 @@ class JavaTable:
                 with self._turn():
                     made = update.apply()
                     onto = self.metadata()
-                    snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
-                    if harms(made, told):
-                        return Upkept(None, sent=bool(sent))
                     if _follows(made, onto):
+                        if harms(made, onto):
+                            return Upkept(None, sent=bool(sent))
+                        snapshot, told = int(made.snapshotId()), self.gateway.read(made.summary())
                         sent[snapshot] = told
                         self.table.operations().commit(onto, self.gateway.with_snapshot(onto, made))
                         return Upkept(snapshot, told)

@@ -152,7 +152,10 @@ class Rewriter:
         self._planned_at = metadata.currentSnapshot()
         if self._planned_at is None:
             return []
-        planner = self._iceberg.actions.BinPackRewriteFilePlanner(self._table.table)
+        # Of this very snapshot: another thread that publishes may look at the table, and so move it, in any moment.
+        planner = self._iceberg.actions.BinPackRewriteFilePlanner(
+            self._table.table, self._gateway.expressions.alwaysTrue(), self._planned_at.snapshotId(), False
+        )
         planner.init(self._gateway.string_map(self._worth.options))
         groups = _every(call(lambda: self._lists.newArrayList(planner.plan().groups())))
         view = View.at(self._table, metadata)
@@ -279,14 +282,15 @@ class Rewriter:
                 new.addAll(group.addedFiles())
             return update.rewriteFiles(gone, vectors, new, self._sets()[1]).dataSequenceNumber(terms.number)
 
-        return self._table.commit_upkeep(change, entries, patience=patience, harms=lambda made, _: self._harms(made, terms))
+        return self._table.commit_upkeep(
+            change, entries, patience=patience, harms=lambda made, onto: self._harms(made, onto, terms)
+        )
 
-    def _harms(self, made: JavaObject, terms: Terms) -> bool:
-        """Say whether a snapshot that is about to be committed does harm to equality deletes."""
-        metadata = self._table.metadata()
-        if not terms.left and metadata.currentSnapshot().summary().get("total-equality-deletes") == "0":
+    def _harms(self, made: JavaObject, onto: JavaObject, terms: Terms) -> bool:
+        """Say whether a snapshot that is about to be committed onto some metadata does harm to equality deletes."""
+        if not terms.left and onto.currentSnapshot().summary().get("total-equality-deletes") == "0":
             return False
-        view = View.at(self._table, metadata)
+        view = View.at(self._table, onto)
         manifests, now = view.manifests(), view.metadata.current_snapshot()
         assert now is not None
         then = now.model_copy(update={"manifest_list": made.manifestListLocation()})
