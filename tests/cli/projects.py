@@ -27,6 +27,19 @@ TARGET = "lake.shop.orders"
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "status", StringType(), required=False))
 
 
+class Kept:
+    """The shared session, for a command that would stop the session it asked for."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        pass
+
+
 def icefront(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 

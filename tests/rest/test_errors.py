@@ -19,7 +19,7 @@ from icefront.core.protocol import Published
 from icefront.iceberg.java import Gateway, translate
 from icefront.proof.proxy import FaultProxy
 from icefront.settings import Catalog
-from tests.cli.projects import Shop, icefront
+from tests.cli.projects import Kept, Shop, icefront
 from tests.rest.channel import Channel
 from tests.servers.process import reserve_port
 from tests.sinks.test_iceberg_sink import claim, make, publish
@@ -29,19 +29,6 @@ Run = Callable[..., Result]
 HUSH = "sesame-hush"
 
 _names = (f"bad_{number}" for number in itertools.count())
-
-
-class Kept:
-    """The shared session, for a command that would stop the session it asked for."""
-
-    def __init__(self, spark: Any) -> None:
-        self._spark = spark
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._spark, name)
-
-    def stop(self) -> None:
-        pass
 
 
 @pytest.fixture

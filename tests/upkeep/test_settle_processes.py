@@ -74,9 +74,6 @@ def test_a_settle_that_is_killed_or_paused_leaves_a_right_table(tmp_path: Path) 
     assert equality_deletes(project) == 0
     by_pyiceberg, by_datafusion = rows(project)
     assert by_pyiceberg == by_datafusion
-    with settle(project) as idle:
-        idle.expect(0)
-        assert json.loads(idle.stdout)["snapshots"] == []
 
 
 AT_ONCE = {"settle": {"files": 1, "every": "1ms"}, "compact": {"files": 2, "every": "1ms"}, "expire": "off"}
