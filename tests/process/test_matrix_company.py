@@ -129,7 +129,7 @@ def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_co
     Then it is held until we are through: how many attempts an epoch takes must not be a matter of luck on a slow machine.
     """
     # PyIceberg writes format 2 only.
-    project = Watched(tmp_path, seed=seed, sink={"format_version": 2})
+    project = Watched(tmp_path, seed=seed, sink={"format_version": 2}, others=True)
     for _ in range(6):
         project.feed.advance(20)
     with project.start(AT_EACH_COMMIT) as driver, Others(appending(project)) as others:
@@ -151,7 +151,7 @@ def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_co
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are_hidden_by_it(tmp_path: Path, seed: int) -> None:
     """Its files came without deletes, for a table that was empty: they are not published, but written again with deletes."""
-    project = Watched(tmp_path, seed=seed, sink={"format_version": 2})
+    project = Watched(tmp_path, seed=seed, sink={"format_version": 2}, others=True)
     project.run("stage.after=kill", code=KILLED)
     (note,) = staged_notes(project.state) or ()
     table = project.load()
