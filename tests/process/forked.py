@@ -84,5 +84,5 @@ def _enter(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
         cli.main()
     finally:
         # As every Python does at its end; what is forked here ends without.
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own
         atexit._run_exitfuncs()

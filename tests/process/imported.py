@@ -7,10 +7,10 @@ import gc
 # Next to nothing of what imports make is garbage, and what is forked need not search it either.
 gc.disable()
 
-import pyspark.sql  # noqa: E402, F401
+import pyspark.sql  # noqa: E402, F401 — the point is to import, and late
 
-import icefront.cli.running  # noqa: E402
-import icefront.spark.job  # noqa: E402, F401 — the point is to import
+import icefront.cli.running  # noqa: E402 — likewise
+import icefront.spark.job  # noqa: E402, F401 — likewise
 
 gc.freeze()
 gc.enable()
