@@ -257,7 +257,10 @@ class Project:
         self._settings = settings or {}
         conf = {**SMALL, **(spark or {})}
         conf |= {"spark.driver.extraClassPath": _class_path()} if _JAVA_OPTIONS in conf else quick_jvm()
-        project: dict[str, object] = {"spark": {"master": conf.pop("spark.master", "local[1]"), "conf": conf}}
+        master = conf.pop("spark.master", "local[1]")
+        if not master.startswith("local["):
+            conf.pop("spark.jars", None)  # executors have JVMs of their own
+        project: dict[str, object] = {"spark": {"master": master, "conf": conf}}
         if catalog is not None:
             project["catalogs"] = {"lake": dict(catalog)}
         (folder / "icefront.yaml").write_text(json.dumps(project), encoding="utf-8")
@@ -314,8 +317,12 @@ def _class_path() -> str:
 
 
 def quick_jvm() -> dict[str, str]:
-    """Return Spark's settings for a JVM that starts fast."""
-    return {"spark.driver.extraClassPath": _class_path(), _JAVA_OPTIONS: f"{_JAVA} -XX:SharedArchiveFile={class_archive()}"}
+    """Return Spark's settings for a JVM that starts fast, and does all work itself: it hands no jars to executors."""
+    return {
+        "spark.driver.extraClassPath": _class_path(),
+        "spark.jars": "",
+        _JAVA_OPTIONS: f"{_JAVA} -XX:SharedArchiveFile={class_archive()}",
+    }
 
 
 @cache

@@ -22,7 +22,6 @@ def preload() -> None:
     with contextlib.suppress(ImportError):
         import icefront.kernels.parquet  # noqa: PLC0415 — the point is to import before the fork
         import icefront.sources.changefeed  # noqa: PLC0415
-        import icefront.sources.iceberg  # noqa: PLC0415
         import icefront.spark.job  # noqa: PLC0415, F401
 
 
