@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +11,23 @@ from typing import Any
 
 import pytest
 
+from icefront.proof.harness import PROGRAM, Driver
 from tests.conftest import lean
+from tests.process.forked import forked
 
 pytestmark = pytest.mark.process
 EPOCHS = 6
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "icefront", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def icefront(folder: Path, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(command(*arguments), cwd=folder, env=lean(), capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    return done.stdout
+    with Driver(command(*arguments), folder, lean(), forked) as driver:
+        driver.expect(code, timeout=600)
+    assert "Traceback" not in driver.stderr
+    return driver.stdout
 
 
 def listed(folder: Path, *arguments: str, code: int = 0) -> list[Any]:

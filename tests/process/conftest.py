@@ -8,6 +8,8 @@ import pytest
 
 TESTS = Path(__file__).parent.parent
 LONGEST = (
+    # quick
+    "simulator/test_seeds.py",
     # processes
     "process/test_prove.py",
     "process/test_matrix_zombies.py",
@@ -21,7 +23,6 @@ LONGEST = (
     "process/test_matrix_cluster.py",
     "upkeep/test_settle_processes.py",
     "process/test_matrix_input.py",
-    "process/test_rest_catalog.py",
     "process/test_cluster.py",
     # with a session
     "process/test_matrix_company.py",

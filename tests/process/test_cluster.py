@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from icefront.proof.harness import SMALL
 from icefront.proof.oracle import compare, replay
 from icefront.testing.feeds import ORDERS, Feed
 from tests import engines
@@ -42,8 +43,9 @@ def test_executors_without_icefront_write_the_epochs(spark_cluster: SparkCluster
     feed.scan(60)
     feed.advance(200)
     python = python_without_icefront(tmp_path / "venv")
-    memory = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.driver.host": "127.0.0.1"}
-    project = {"spark": {"master": spark_cluster.url, "conf": {**memory, "spark.driver.bindAddress": "127.0.0.1"}}}
+    conf = {f"spark.{which}.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" for which in ("driver", "executor")}
+    conf |= {f"spark.driver.{address}": "127.0.0.1" for address in ("host", "bindAddress")}
+    project = {"spark": {"master": spark_cluster.url, "conf": {**SMALL, **conf, "spark.executor.memory": "512m"}}}
     (tmp_path / "icefront.yaml").write_text(json.dumps(project))
     settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders("lake.t.orders")}
     (tmp_path / "orders.yaml").write_text(json.dumps(settings))

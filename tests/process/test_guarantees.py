@@ -18,7 +18,6 @@ CONTROLS = {
     "test_every_failpoint_has_its_zombie",
     "test_without_sabotage_the_same_faults_are_survived",
     "test_which_requests_the_client_repeats_by_itself",
-    "test_iceberg_by_itself_removes_what_a_landed_commit_needs",
 }
 ROWS: Mapping[str, Sequence[str]] = {
     # the process and its parts

@@ -24,6 +24,7 @@ class OnCluster(Watched):
         conf = {
             "spark.master": cluster.url,
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             **{f"spark.executorEnv.{name}": value for name, value in self.strike.environment.items()},

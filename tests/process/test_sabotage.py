@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from icefront.core.errors import FrontierGap
+from icefront.core.errors import FencedOut, FrontierGap
+from icefront.core.ports import Wish
 from icefront.core.protocol import Published
 from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import Checker, Kind, Subject
-from icefront.proof.harness import KILLED, Unexpected
+from icefront.proof.harness import KILLED, Driver, Unexpected
 from icefront.proof.proxy import FaultProxy
 from icefront.settings import Catalog
 from tests import sabotage
@@ -56,14 +59,6 @@ def test_writer_unchecked(sabotaged: Callable[..., Watched]) -> None:
     assert found(project) == {Kind.WRITER}
 
 
-def test_change_unfenced(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) -> None:
-    """Woken, the first still partitions the table its own way, which the mark then says is its own; publishes are fenced as ever."""
-    project = sabotaged("change-unfenced", rest=rest_catalog.uri, table="lake.t.change_unfenced")
-    with pytest.raises(Unexpected, match=r"it ended with \d instead of 4"):
-        overtake_and_wake(project, ["partitioning.before"], nullcontext)
-    assert found(project) == {Kind.WRITER}
-
-
 def test_path_reused(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("reuse-paths")
     with pytest.raises(AssertionError, match=rf"{Kind.CHANGED}: \S+\.parquet: "):
@@ -78,6 +73,7 @@ def test_release_before_publish(sabotaged: Callable[..., Watched]) -> None:
         project.check()
 
 
+@pytest.mark.long
 def test_two_epochs_squashed(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("squash-two-epochs")
     project.run()
@@ -109,8 +105,14 @@ def run_on_rest(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) ->
 def test_without_sabotage_the_same_faults_are_survived(run_on_rest: Callable[..., Watched]) -> None:
     project = run_on_rest("nothing", "403-after", "twice-second", "lost")
     project.check_caught_up()
+    command = [*project.program, "verify", project.file.name, "--every-snapshot", "--json"]
+    with Driver(command, project.folder, os.environ) as verify:
+        compared = json.loads(verify.expect(0).stdout)
+    assert len(compared) == 6  # the claim, too
+    assert all(point["equal"] for point in compared)
 
 
+@pytest.mark.long
 def test_iceberg_cleans_up_after_a_landed_commit(run_on_rest: Callable[..., Watched]) -> None:
     """It landed, and its answer said that it was refused."""
     with pytest.raises(AssertionError, match=f"{Kind.UNREADABLE}: .*FileNotFoundError"):
@@ -145,6 +147,21 @@ def test_lower_unchecked(spark: Any, table: str, lake_folder: Path, tmp_path: Pa
     sabotage.lower_unchecked(monkeypatch.setattr)
     assert isinstance(sink.publish(late, mark), Published)
     assert {violation.kind for violation in checker(spark, table, lake_folder, tmp_path).check()} == {Kind.GAP, Kind.ROWS}
+
+
+@pytest.mark.spark
+def test_change_unfenced(spark: Any, table: str, lake_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overtaken, the first still changes the table, which the mark then says is its own; publishes are fenced as ever."""
+    first = make(spark, table)
+    publish(first, claim(first), 10, {1: "a"})
+    claim(make(spark, table))
+    looking, change = checker(spark, table, lake_folder, tmp_path), [Wish("late", "string", "feed:1")]
+    with pytest.raises(FencedOut):
+        first.prepare(change)
+    assert not looking.check()
+    sabotage.change_unfenced(monkeypatch.setattr)
+    assert "late" in first.prepare(change).column_names
+    assert {violation.kind for violation in looking.check()} == {Kind.WRITER}
 
 
 def checker(spark: Any, table: str, lake: Path, folder: Path) -> Checker:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,16 @@ import pytest
 from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
 from icefront.core.protocol import Published
-from icefront.proof.harness import Driver
+from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.harness import FENCED, KILLED, PROGRAM, Driver
 from icefront.proof.oracle import compare, replay
+from icefront.proof.sessions import look
 from icefront.settings import load_pipeline
 from icefront.testing.feeds import ORDERS, Feed
 from tests import engines
+from tests.conftest import lean
 from tests.lakes import Lake, orders
+from tests.process.forked import forked
 from tests.process.full_disk import namespace, why_not
 from tests.rest import full_disk
 from tests.rest.embedded import FIRST, SECOND, Embedded
@@ -103,7 +107,7 @@ def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(sp
     )
     with subprocess.Popen([sys.executable, "-c", script, str(catalog.database)]) as zombie:
         try:
-            wait_until(lambda: is_stopped(zombie.pid))
+            wait_until(lambda: (found := look(zombie.pid)) is not None and found.state == "T")
             with pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as busy:
                 sink.publish(staged, mark)
             assert "wake it if it is paused" in busy.value.next_step
@@ -137,23 +141,16 @@ class Project:
         Pipeline(load_pipeline(self.folder / "orders.yaml")).run(self.lake.spark, until="caught-up")
 
     @contextmanager
-    def start(self) -> Iterator[subprocess.Popen[str]]:
+    def start(self) -> Iterator[Driver]:
         """A run that pauses itself before its commit."""
-        command = [sys.executable, "-m", "icefront", "run", "orders.yaml", "--until", "caught-up"]
-        environment = {**os.environ, "ICEFRONT_FAILPOINTS": "publish.before=pause@1"}
-        with subprocess.Popen(
-            command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            try:
-                wait_until(lambda: is_stopped(process.pid))
-                yield process
-            finally:
-                signal_all(process, signal.SIGKILL)
+        command = [*PROGRAM, "run", "orders.yaml", "--until", "caught-up"]
+        with Driver(command, self.folder, {**lean(), ENVIRONMENT: "publish.before=pause@1"}, forked) as driver:
+            yield driver.wait_until_stopped()
 
-    def let_it_commit(self, process: subprocess.Popen[str]) -> None:
+    def let_it_commit(self, driver: Driver) -> None:
         """Wake a run; returns when its metadata file is written, and it waits for the catalog's database."""
         before = self.catalog.metadata_files()
-        process.send_signal(signal.SIGCONT)
+        driver.wake()
         wait_until(lambda: self.catalog.metadata_files() > before)
 
     def check(self) -> None:
@@ -168,8 +165,8 @@ def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on
     with project.start() as driver:
         with locked(project.catalog.database):
             project.let_it_commit(driver)
-            signal_all(driver, signal.SIGKILL)
-            driver.wait(60)
+            os.killpg(driver.pid, signal.SIGKILL)  # with its JVM
+            driver.expect(KILLED)
         project.run()
     project.check()
 
@@ -179,25 +176,13 @@ def test_a_driver_paused_in_mid_commit_is_overtaken_and_refused_when_it_wakes(sp
     with project.start() as driver:
         with locked(project.catalog.database):
             project.let_it_commit(driver)
-            signal_all(driver, signal.SIGSTOP)
-            wait_until(lambda: is_stopped(driver.pid))
+            os.killpg(driver.pid, signal.SIGSTOP)  # with its JVM
+            driver.wait_until_stopped()
         project.run()
         project.check()
-        signal_all(driver, signal.SIGCONT)
-        _, said = driver.communicate(timeout=120)
-        assert driver.returncode == 4, said[-3000:]
-        assert "is owned by writer" in said
+        os.killpg(driver.pid, signal.SIGCONT)
+        assert "is owned by writer" in driver.expect(FENCED).stderr
     project.check()
-
-
-def signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal the driver and its JVM."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 # ── a full disk ────────────────────────────────────────────────────────────────────────────

@@ -38,6 +38,4 @@ def test_a_table_is_compacted_and_expired_by_hand(tmp_path: Path) -> None:
     expired = icefront(project, "expire", project.table, "--keep", "1ms", "--at-least", "2", "--orphans", "off", "--json")
     assert expired.code == 0, expired.stderr
     assert json.loads(expired.stdout)["snapshots"] == 0, "the one that was killed took them out"
-
-    verified = icefront(project, "verify", str(project.file))
-    assert verified.code == 0, verified.stdout + verified.stderr
+    project.check_caught_up()

@@ -20,7 +20,6 @@ TERMS = {
     "compact": {"files": 20, "every": "1ms"},
     "expire": {"keep": "30d", "at_least": 5, "at_most": 40, "orphans": "off", "every": "1ms"},
 }
-STRETCH = 100
 LIMITS = {
     "data files": 150,
     "delete files": 150,
@@ -43,18 +42,19 @@ Over two of them nothing rests: how much there is would be a matter of the machi
 
 
 @pytest.mark.parametrize(
-    ("epochs", "rest", "rested"), [(200, 0, 1), pytest.param(10_000, need.REST, RESTED, marks=pytest.mark.long)]
+    ("epochs", "stretch", "rest", "rested"),
+    [(100, 50, 0, 1), pytest.param(10_000, 100, need.REST, RESTED, marks=pytest.mark.long)],
 )
 def test_one_row_epochs_leave_a_table_that_stays_small(
-    lake: Lake, table: str, epochs: int, rest: int, rested: int, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, table: str, epochs: int, stretch: int, rest: int, rested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(need, "REST", rest)
     pipeline = lake.pipeline(**orders(table, upkeep=TERMS))
     feed = Feed(lake.feed, tables=[ORDERS], seed=9)
     feed.scan(30)
     published = 0
-    for _ in range(epochs // STRETCH):
-        for _ in range(STRETCH):
+    for _ in range(epochs // stretch):
+        for _ in range(stretch):
             feed.advance(1)
         # What is due is done before it ends.
         published += lake.run(pipeline).epochs

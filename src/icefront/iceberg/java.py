@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import structlog
-from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
@@ -239,6 +238,7 @@ class Gateway:
         self.at_once = iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
         """Runs what it is given in the same thread. Of its thread pools Iceberg asks every 10 ms whether they are done: half of a commit."""
         self.clock = jvm.java.lang.System
+        self._types = jvm.py4j.reflection.TypeUtil
 
     def with_snapshot(self, metadata: JavaObject, snapshot: JavaObject) -> JavaObject:
         """Return a table's metadata with one more snapshot, which is the current one."""
@@ -269,7 +269,7 @@ class Gateway:
             if java_class(error).endswith(("NoSuchTableException", "NoSuchNamespaceException")):
                 return None
             raise translate(error) from error
-        if is_instance_of(self.spark.sparkContext._gateway, table, _METADATA_TABLE):  # noqa: SLF001 — py4j asks by the gateway
+        if self._types.isInstanceOf(_METADATA_TABLE, table):
             raise ConfigError(f"{name} is a metadata table", f"name the table itself: {name.rpartition('.')[0]}")
         return JavaTable(self, name, table)
 

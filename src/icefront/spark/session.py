@@ -109,9 +109,17 @@ def for_jobs(spark: SparkSession) -> SparkSession:
         own.conf.set("spark.sql.adaptive.enabled", "false")
         # Each batch that we hand out is a task of its own.
         own.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")
+        _know_classes(own)
         context._icefront_jobs = own  # noqa: SLF001 — remembers it for exactly as long as the context lives
     jobs: SparkSession = context._icefront_jobs  # noqa: SLF001
     return jobs
+
+
+def _know_classes(spark: SparkSession) -> None:
+    """Keep what PySpark asks the JVM for at every job: each time py4j would look for it in all jars, for every package it may be in."""
+    jvm = spark._jvm  # noqa: SLF001
+    for name in ("PythonRDD", "PythonUtils", "SimplePythonFunction"):
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def ship_package(spark: SparkSession) -> None:
