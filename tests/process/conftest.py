@@ -23,10 +23,21 @@ LONGEST = (
     "process/test_matrix_cluster.py",
     "upkeep/test_settle_processes.py",
     "process/test_matrix_input.py",
+    "upkeep/test_commands.py",
     "process/test_cluster.py",
     # with a session
     "process/test_matrix_company.py",
     "rest/test_commits.py",
+    "upkeep/test_compact.py",
+    "upkeep/test_expire.py",
+    "changes/test_changes.py",
+    "replica/test_replica.py",
+    "changes/test_edges.py",
+    "changes/test_random_tables.py",
+    "changes/test_public_cases.py",
+    "replica/test_kills.py",
+    "upkeep/test_many_epochs.py",
+    "upkeep/test_settle.py",
 )
 
 

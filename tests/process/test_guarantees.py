@@ -80,7 +80,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "rollback": ["test_a_table_that_is_rolled_back_stops_the_run_and_the_next_one_until_it_is_set_forward"],
     "CREATE OR REPLACE": ["test_a_table_that_is_replaced_stops_the_run_and_the_next_one"],
     "table dropped": [
-        "test_a_table_that_is_dropped_and_recreated_stops_the_run",
+        "test_a_table_that_is_dropped_and_recreated_stops_the_run_and_the_next_one_loads_it_anew",
         "test_a_table_that_is_dropped_stops_the_run_and_the_next_one_loads_it_anew",
     ],
     "schema or partition spec changed by others": [

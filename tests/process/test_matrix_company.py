@@ -380,12 +380,14 @@ def test_a_table_that_is_replaced_stops_the_run_and_the_next_one(project: Watche
     assert spark.table(project.table).count() == 3
 
 
-def test_a_table_that_is_dropped_and_recreated_stops_the_run(project: Watched, spark: Any) -> None:
+def test_a_table_that_is_dropped_and_recreated_stops_the_run_and_the_next_one_loads_it_anew(project: Watched, spark: Any) -> None:
     with about_to_commit(project) as driver:
         spark.sql(f"DROP TABLE {project.table}")
         spark.sql(f"CREATE TABLE {project.table} (id BIGINT) USING iceberg")
     assert "dropped and recreated" in driver.stderr
     assert snapshots(spark, project.table) == []
+    project.run()
+    project.check_caught_up()
 
 
 def test_a_table_that_is_dropped_stops_the_run_and_the_next_one_loads_it_anew(project: Watched, spark: Any) -> None:

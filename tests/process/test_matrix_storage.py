@@ -95,12 +95,13 @@ def point_at(project: Watched, metadata: Path) -> None:
     assert changed == 1
 
 
-def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path: Path, seed: int) -> None:
     """Iceberg takes no commit that is more than a minute older than the last one, by the JVM's clock; ours decides nothing.
 
     The last run's own clock is an hour behind, and goes back by another one between two of its epochs.
     """
-    project = Watched(tmp_path)
+    project = Watched(tmp_path, seed=seed)
     with project.start("publish.before-commit=pause@2") as driver:
         driver.wait_until_stopped()
         in_time = Path(urlsplit(project.metadata()).path)

@@ -31,6 +31,7 @@ from tests.conftest import lean
 from tests.lakes import Lake, orders
 from tests.process.forked import forked
 from tests.process.full_disk import namespace, why_not
+from tests.process.matrix import SEEDS
 from tests.rest import full_disk
 from tests.rest.embedded import FIRST, SECOND, Embedded
 from tests.sinks.test_iceberg_sink import claim
@@ -123,12 +124,12 @@ def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(sp
 class Project:
     """A pipeline with one epoch published, and a real process that is stopped by a failpoint before it publishes the second."""
 
-    def __init__(self, spark: Any, folder: Path) -> None:
+    def __init__(self, spark: Any, folder: Path, seed: int) -> None:
         self.folder = folder
         self.catalog = Embedded(spark, folder / "lake")
         self.lake = Lake(spark, folder, folder / "lake")
         self.table = f"{self.catalog.name}.t.orders"
-        self.feed = Feed(folder / "feed", tables=[ORDERS], seed=5, deletes=0.3)
+        self.feed = Feed(folder / "feed", tables=[ORDERS], seed=seed, deletes=0.3)
         self.feed.scan(20)
         known = {"catalogs": {self.catalog.name: {"type": "sqlite", "path": "lake"}}, "spark": {"master": "local[1]"}}
         (folder / "icefront.yaml").write_text(json.dumps(known))
@@ -160,8 +161,11 @@ class Project:
         assert not compare(expected, rows, schema, ["id"])
 
 
-def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with(spark: Any, tmp_path: Path) -> None:
-    project = Project(spark, tmp_path)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with(
+    spark: Any, tmp_path: Path, seed: int
+) -> None:
+    project = Project(spark, tmp_path, seed)
     with project.start() as driver:
         with locked(project.catalog.database):
             project.let_it_commit(driver)
@@ -171,8 +175,9 @@ def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on
     project.check()
 
 
-def test_a_driver_paused_in_mid_commit_is_overtaken_and_refused_when_it_wakes(spark: Any, tmp_path: Path) -> None:
-    project = Project(spark, tmp_path)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_driver_paused_in_mid_commit_is_overtaken_and_refused_when_it_wakes(spark: Any, tmp_path: Path, seed: int) -> None:
+    project = Project(spark, tmp_path, seed)
     with project.start() as driver:
         with locked(project.catalog.database):
             project.let_it_commit(driver)
