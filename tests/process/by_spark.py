@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from icefront.api import Pipeline
+from icefront.iceberg import summary
 from icefront.proof.harness import SMALL, quick_jvm
-from icefront.proof.verify import points, verify
+from icefront.proof.verify import Point, points, verify
 from icefront.spark.session import start
 from tests.process.matrix import Watched
-
-CHANGED = ("added", "removed")
 
 
 def differences(projects: Iterable[Watched]) -> Iterator[str]:
     """Name what is not as the feed says."""
     spark = start("matrix", "local[1]", {**SMALL, **quick_jvm()})
-    snapshots = 0
     try:
         for project in projects:
             pipeline = Pipeline.load(project.file)
@@ -25,20 +23,19 @@ def differences(projects: Iterable[Watched]) -> Iterator[str]:
             for name, catalog in pipeline.settings.project.catalogs.items():
                 for key, value in catalog.spark_conf(name).items():
                     session.conf.set(key, value)
-            told = published(project)
-            chosen = [point for point in points(pipeline, every_snapshot=True) if point.snapshot in told]
-            compared = list(verify(pipeline, session, chosen))
-            snapshots += len(compared)
+            compared = list(verify(pipeline, session, chosen(project, pipeline)))
             yield from (f"{project.folder}, snapshot {c.snapshot}: {c.difference}" for c in compared if not c.equal)
+            if not any(c.rows for c in compared):
+                yield f"{project.folder}: Spark has read no rows at all"
     finally:
         spark.stop()
-    if not snapshots:
-        yield "Spark has read no snapshot at all"
 
 
-def published(project: Watched) -> set[int]:
-    """The snapshots that have other files than the one before them; a claim or an empty epoch that had is found by the checker."""
+def chosen(project: Watched, pipeline: Pipeline) -> Sequence[Point]:
+    """All snapshots of the pipeline, but for mere claims: the checker sees that they change nothing. And the newest, whoever made it."""
     table = project.load()
     assert table is not None
-    said = {snapshot.snapshot_id: snapshot.summary for snapshot in table.metadata.snapshots}
-    return {number for number, summary in said.items() if summary and any(summary[f"{what}-files-size"] for what in CHANGED)}
+    said = {s.snapshot_id: s.summary.additional_properties for s in table.metadata.snapshots if s.summary}
+    claims = {number for number, names in said.items() if summary.CLAIM in names and summary.CHANGE not in names}
+    history = [point for point in points(pipeline, every_snapshot=True) if point.snapshot not in claims]
+    return list({point.snapshot: point for point in [*history, *points(pipeline)]}.values())

@@ -53,8 +53,9 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

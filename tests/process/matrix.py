@@ -43,7 +43,7 @@ class Watched(Project):
     """A project and a checker that remembers all it has seen of the table. The catalog is embedded, or with `rest` a server.
 
     Snapshots are read by Spark, if there is a `session` on the same catalog. Otherwise by DataFusion at once; and by Spark once all tests
-    are over, if the table has caught up with the feed, and no `others` write rows of their own to it.
+    are over, if the table has caught up with the feed.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Watched(Project):
         program: Sequence[str] = PROGRAM,
         settled: bool = False,
         session: Any = None,
-        others: bool = False,
         **options: Any,
     ) -> None:
         self.catalog = catalog or folder / ".icefront"
@@ -68,7 +67,6 @@ class Watched(Project):
         super().__init__(folder, seed=seed, catalog=self._lake, program=[*program, "--log", "json", "-v"], **options)
         self._drivers: list[Driver] = []
         self._declared = ""
-        self._alone = session is None and not others
         self._session = session
         subject = Subject(
             pipeline="orders",
@@ -132,7 +130,7 @@ class Watched(Project):
         assert self.checker.frontier == (wanted.wall, wanted.logical)
         assert max(map(Timestamp.parse, self._released()), default=ORIGIN) == wanted, "the source was not released up to there"
         assert self.checker.snapshots
-        if self._alone and self._lake["type"] == "sqlite" and self.program[: len(PROGRAM)] == [*PROGRAM]:
+        if self._session is None and self._lake["type"] == "sqlite" and self.program[: len(PROGRAM)] == [*PROGRAM]:
             CAUGHT_UP[self.folder] = self
 
     def provoke(self, failpoint: str) -> None:

@@ -141,12 +141,17 @@ def _in_every_run(module: ast.Module) -> Iterator[str]:
     assigned = (node for node in module.body if isinstance(node, ast.Assign))
     if any(ast.unparse(node.targets[0]) == "pytestmark" and _is_long(node.value) for node in assigned):
         return
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            # Marks of single parameters are inside of `parametrize`: the others are run.
-            marks = [d for d in node.decorator_list if not ast.unparse(d).startswith("pytest.mark.parametrize")]
-            if not any(map(_is_long, marks)):
-                yield node.name
+    functions = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+    yield from (function.name for function in functions if not any(map(_leaves_out, function.decorator_list)))
+
+
+def _leaves_out(decorator: ast.expr) -> bool:
+    """Marks of single parameters are inside of `parametrize`: the others are run, if there are any."""
+    if not ast.unparse(decorator).startswith("pytest.mark.parametrize"):
+        return _is_long(decorator)
+    assert isinstance(decorator, ast.Call)
+    values = decorator.args[1]
+    return isinstance(values, ast.List | ast.Tuple) and bool(values.elts) and all(map(_is_long, values.elts))
 
 
 def _is_long(expression: ast.AST) -> bool:
@@ -181,6 +186,8 @@ def test_what_is_marked_long_is_told_from_what_is_not() -> None:
 def test_a(): ...
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_b(): ...
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.long)])
+def test_c(): ...
 """
     assert set(_in_every_run(ast.parse(marked))) == {"test_b"}
     assert not set(_in_every_run(ast.parse(f"pytestmark = [pytest.mark.process, pytest.mark.long]{marked}")))

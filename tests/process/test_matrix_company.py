@@ -122,14 +122,15 @@ class Others:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing(
-    tmp_path: Path, seed: int
+    tmp_path: Path, lake_folder: Path, table: str, spark: Any, seed: int
 ) -> None:
     """It commits before the first attempt at every second epoch for sure, and goes on until we have lost once more.
 
     Then it is held until we are through: how many attempts an epoch takes must not be a matter of luck on a slow machine.
     """
     # PyIceberg writes format 2 only.
-    project = Watched(tmp_path, seed=seed, sink={"format_version": 2}, others=True)
+    format_2 = {"format_version": 2}
+    project = Watched(tmp_path, seed=seed, catalog=lake_folder, table=table, sink=format_2, session=spark)
     for _ in range(6):
         project.feed.advance(20)
     with project.start(AT_EACH_COMMIT) as driver, Others(appending(project)) as others:
@@ -149,14 +150,17 @@ def test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_co
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are_hidden_by_it(tmp_path: Path, seed: int) -> None:
+def test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are_hidden_by_it(
+    tmp_path: Path, lake_folder: Path, table: str, spark: Any, seed: int
+) -> None:
     """Its files came without deletes, for a table that was empty: they are not published, but written again with deletes."""
-    project = Watched(tmp_path, seed=seed, sink={"format_version": 2}, others=True)
+    format_2 = {"format_version": 2}
+    project = Watched(tmp_path, seed=seed, catalog=lake_folder, table=table, sink=format_2, session=spark)
     project.run("stage.after=kill", code=KILLED)
     (note,) = staged_notes(project.state) or ()
-    table = project.load()
-    assert table is not None
-    append(table, [key for (key,) in project.checker.subject.expected(note["upper"])])
+    loaded = project.load()
+    assert loaded is not None
+    append(loaded, [key for (key,) in project.checker.subject.expected(note["upper"])])
     project.check()
     assert [epoch["recovered"] for epoch in project.run().epochs()] == [False, False]
     project.check_caught_up()
@@ -375,8 +379,10 @@ def test_a_table_that_is_replaced_stops_the_run_and_the_next_one(project: Watche
     with about_to_commit(project) as driver:
         spark.catalog.refreshTable(project.table)
         spark.sql(f"CREATE OR REPLACE TABLE {project.table} USING iceberg AS SELECT * FROM {project.table} LIMIT 3")
+        replaced = project.metadata()
     assert "rolled back or replaced" in driver.stderr
     assert "rolled back or replaced" in project.run(code=STOPPED).stderr
+    assert project.metadata() == replaced, "a run that was stopped changed the table"
     assert spark.table(project.table).count() == 3
 
 

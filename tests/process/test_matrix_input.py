@@ -12,7 +12,7 @@ from icefront.core.errors import StagedMismatch
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.ports import Report
 from icefront.proof.checker import staged_notes
-from icefront.proof.harness import KILLED
+from icefront.proof.harness import KILLED, PATIENCE
 from icefront.spark.job import _collect
 from tests.process.matrix import SEEDS, Strike, Watched
 
@@ -46,7 +46,7 @@ def test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once(
     """Every file of the first run; the second one publishes what is staged, and then meets a report that contradicts another."""
     project = Watched(tmp_path, seed=seed)
     twice = Strike("twice", tmp_path)
-    project.run("publish.before=delay:120,stage.after=kill@2", code=KILLED, environment=twice.environment)
+    project.run(f"publish.before=delay:{PATIENCE:.0f},stage.after=kill@2", code=KILLED, environment=twice.environment)
     assert twice.worker(), "it struck"
     noted = [file for note in staged_notes(project.state) or () for file in note["files"]]
     assert len(noted) == len(set(noted)) == len(project.files()) > 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icefront.proof.failpoints import OF_A_RUN
-from icefront.proof.harness import KILLED
+from icefront.proof.harness import KILLED, PATIENCE
 from tests.process.matrix import Watched, ready_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ def test_an_exception_that_nobody_foresaw_ends_the_run_and_the_next_one_goes_on(
 def test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again(tmp_path: Path) -> None:
     project = Watched(tmp_path)
     project.feed.advance(20)
-    project.run("publish.before=delay:120@1,stage.after=kill@3", code=KILLED)
+    project.run(f"publish.before=delay:{PATIENCE:.0f}@1,stage.after=kill@3", code=KILLED)
     files = project.files()
     assert [epoch["recovered"] for epoch in project.run().epochs()] == [True, True, True]
     assert project.files() == files

@@ -17,11 +17,14 @@ from icefront.core.errors import FencedOut, FrontierGap
 from icefront.core.ports import Wish
 from icefront.core.protocol import Published
 from icefront.core.timestamps import Timestamp
+from icefront.iceberg.partitions import PartitionField
 from icefront.proof.checker import Checker, Kind, Subject
-from icefront.proof.harness import KILLED, Driver, Unexpected
+from icefront.proof.harness import KILLED, PATIENCE, PROGRAM, Driver, Unexpected
 from icefront.proof.proxy import FaultProxy
 from icefront.settings import Catalog
+from icefront.sinks.iceberg import IcebergSink
 from tests import sabotage
+from tests.process.forked import forked
 from tests.process.matrix import Watched
 from tests.process.test_matrix_drivers import take_over
 from tests.process.test_matrix_zombies import overtake_and_wake
@@ -68,7 +71,7 @@ def test_path_reused(sabotaged: Callable[..., Watched]) -> None:
 # ── one run ────────────────────────────────────────────────────────────────────────────────
 def test_release_before_publish(sabotaged: Callable[..., Watched]) -> None:
     project = sabotaged("release-before-publish")
-    project.run("publish.before=delay:60,release.after=kill", code=KILLED)
+    project.run(f"publish.before=delay:{PATIENCE:.0f},release.after=kill", code=KILLED)
     with pytest.raises(AssertionError, match=f"{Kind.RELEASED}: the source: "):
         project.check()
 
@@ -105,11 +108,20 @@ def run_on_rest(sabotaged: Callable[..., Watched], rest_catalog: RestCatalog) ->
 def test_without_sabotage_the_same_faults_are_survived(run_on_rest: Callable[..., Watched]) -> None:
     project = run_on_rest("nothing", "403-after", "twice-second", "lost")
     project.check_caught_up()
-    command = [*project.program, "verify", project.file.name, "--every-snapshot", "--json"]
-    with Driver(command, project.folder, os.environ) as verify:
+    project.feed.advance(20)
+    project.run(program=[*PROGRAM, "--log", "json", "-v"])  # the very program, which goes on from there
+    project.check_caught_up()
+    with Driver(
+        [*PROGRAM, "verify", project.file.name, "--every-snapshot", "--json"], project.folder, os.environ, forked
+    ) as verify:
         compared = json.loads(verify.expect(0).stdout)
-    assert len(compared) == 6  # the claim, too
     assert all(point["equal"] for point in compared)
+    table = project.load()
+    assert table is not None
+    operations = [snapshot.summary.operation.value for snapshot in table.metadata.snapshots if snapshot.summary]
+    # A claim, and a first epoch that has nothing to delete; the second run's claim.
+    assert operations == ["append", "append", *["overwrite"] * 4, "append", "overwrite"]
+    assert len(compared) == len(operations)
 
 
 @pytest.mark.long
@@ -149,18 +161,35 @@ def test_lower_unchecked(spark: Any, table: str, lake_folder: Path, tmp_path: Pa
     assert {violation.kind for violation in checker(spark, table, lake_folder, tmp_path).check()} == {Kind.GAP, Kind.ROWS}
 
 
+def add_a_column(sink: IcebergSink) -> None:
+    sink.prepare([Wish("late", "string", "feed:1")])
+
+
+def partition_otherwise(sink: IcebergSink) -> None:
+    sink._wanted = replace(sink._wanted, partition_by=(PartitionField("bucket", "id", 2),))
+    sink._align_partitioning()
+
+
 @pytest.mark.spark
-def test_change_unfenced(spark: Any, table: str, lake_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", [add_a_column, partition_otherwise])
+def test_change_unfenced(
+    spark: Any,
+    table: str,
+    lake_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[IcebergSink], None],
+) -> None:
     """Overtaken, the first still changes the table, which the mark then says is its own; publishes are fenced as ever."""
     first = make(spark, table)
     publish(first, claim(first), 10, {1: "a"})
     claim(make(spark, table))
-    looking, change = checker(spark, table, lake_folder, tmp_path), [Wish("late", "string", "feed:1")]
+    looking = checker(spark, table, lake_folder, tmp_path)
     with pytest.raises(FencedOut):
-        first.prepare(change)
+        change(first)
     assert not looking.check()
     sabotage.change_unfenced(monkeypatch.setattr)
-    assert "late" in first.prepare(change).column_names
+    change(first)
     assert {violation.kind for violation in looking.check()} == {Kind.WRITER}
 
 

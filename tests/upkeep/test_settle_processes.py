@@ -53,8 +53,9 @@ def test_a_settle_that_is_killed_or_paused_leaves_a_right_table(tmp_path: Path) 
     project.run()
     owed = equality_deletes(project)
     assert owed > 0
-    kill_at("settle.before-commit", project)
-    assert equality_deletes(project) == owed
+    for place in ("settle.before", "settle.before-commit"):
+        kill_at(place, project)
+        assert equality_deletes(project) == owed, place
 
     with settle(project, "settle.before-commit=pause") as paused:
         paused.wait_until_stopped()
@@ -85,10 +86,11 @@ def give_back(project: Watched) -> None:
         state.commit()
 
 
-EVERY_PLACE = pytest.param(["settle.before-commit", "settle.after", "compact.before", "compact.after"], marks=pytest.mark.long)
+TWO = ["settle.before-commit", "compact.before-commit"]
+EVERY_PLACE = pytest.param(["settle.after", "compact.before", "compact.after"], marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("places", [["compact.before-commit"], EVERY_PLACE], ids=["one", "every"])
+@pytest.mark.parametrize("places", [TWO, EVERY_PLACE], ids=["two", "every other"])
 def test_a_run_that_is_killed_or_paused_in_its_own_upkeep_leaves_a_right_table(tmp_path: Path, places: list[str]) -> None:
     project = Watched(tmp_path, settings={"upkeep": AT_ONCE})
     for place in places:

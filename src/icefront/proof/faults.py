@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from icefront.core.errors import ConnectionFailed, IcefrontError
@@ -171,13 +172,13 @@ def _worker_killed(scene: Scene) -> bool:
     driver = scene.begin({"write.before": f"pause@{scene.passing('write.before')}"}, stops=0)
     if not scene.follow(driver, 1, leave=True):
         scene.expect(driver)
-    before = driver.worker_times()
+    before, lost = driver.worker_times(), scene.lost_tasks()
     driver.wake()
     killed = _kill(driver.busy_worker(before))
     if driver.code is None:
         os.kill(driver.pid, signal.SIGTERM)
     scene.expect(driver, 0)
-    return killed
+    return killed and scene.lost_tasks() > lost
 
 
 def _kill(pid: int | None) -> bool:
@@ -307,31 +308,29 @@ def _foreign_append(scene: Scene) -> bool:
     setting = f"spark.sql.iceberg.snapshot-property.{FOREIGN_ROWS}"
     scene.lake.spark.conf.set(setting, str(key))
     try:
-        return _by_another_program(scene, f"INSERT INTO {scene.table} (id) VALUES ({key})")  # noqa: S608 — our own names
+        return _by_another_program(scene, f"INSERT INTO {scene.table} (id) VALUES ({key})") is not None  # noqa: S608 — our own names
     finally:
         scene.lake.spark.conf.unset(setting)
 
 
 @_in(BLOWS, "compaction", "another program rewrites the data files")
 def _compaction(scene: Scene) -> bool:
-    return _commits(scene, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    return _rewrites(scene, "rewrite_data_files", "options => map('rewrite-all', 'true')")
 
 
 @_in(BLOWS, "manifests", "another program rewrites the manifests")
 def _manifests(scene: Scene) -> bool:
-    return _commits(scene, "rewrite_manifests")
+    return _rewrites(scene, "rewrite_manifests")
 
 
 @_in(BLOWS, "settle", "upkeep settles the equality deletes that there are")
 def _settle(scene: Scene) -> bool:
-    before = scene.snapshots()
     if scene.settled or scene.checker.frontier == (0, 0):
         return False  # there are none
     try:
-        settle(scene.lake.spark, scene.table)
+        return bool(settle(scene.lake.spark, scene.table).snapshots)
     except IcefrontError as error:
         raise Broken(Violation(Kind.UNREADABLE, "settle", "a table that can be settled", str(error))) from error
-    return scene.snapshots() != before
 
 
 @_in(BLOWS, "expiry", "another program, or upkeep, expires snapshots and deletes the files that only they had")
@@ -345,7 +344,8 @@ def _expiry(scene: Scene) -> bool:
 
 
 def _by_a_procedure(scene: Scene, keep: int) -> bool:
-    return _procedure(scene, "expire_snapshots", f"older_than => TIMESTAMP '2999-01-01 00:00:00', retain_last => {keep}")
+    everything = "older_than => TIMESTAMP '2999-01-01 00:00:00'"
+    return _procedure(scene, "expire_snapshots", everything, f"retain_last => {keep}") is not None
 
 
 def _by_upkeep(scene: Scene, keep: int) -> bool:
@@ -359,37 +359,37 @@ def _by_upkeep(scene: Scene, keep: int) -> bool:
     return True
 
 
-def _commits(scene: Scene, name: str, *arguments: str) -> bool:
-    """Say whether the procedure had anything to do."""
-    before = scene.snapshots()
-    return _procedure(scene, name, *arguments) and scene.snapshots() != before
+def _rewrites(scene: Scene, name: str, *arguments: str) -> bool:
+    """Say whether the procedure rewrote any file: it says itself how many."""
+    said = _procedure(scene, name, *arguments)
+    return said is not None and said[0][0] > 0
 
 
-def _procedure(scene: Scene, name: str, *arguments: str) -> bool:
+def _procedure(scene: Scene, name: str, *arguments: str) -> Sequence[Any] | None:
     catalog, _, table = scene.table.partition(".")
     table = f"table => '{table}'"
     return _by_another_program(scene, f"CALL {catalog}.system.{name}({', '.join([table, *arguments])})")
 
 
-def _by_another_program(scene: Scene, statement: str) -> bool:
-    """Run a statement in a session that knows nothing of Icefront; a table that has no rows yet is left alone.
+def _by_another_program(scene: Scene, statement: str) -> Sequence[Any] | None:
+    """Run a statement in a session that knows nothing of Icefront, and return what it says; a table that has no rows yet is left alone.
 
     The run that stands still may have a commit under way in its JVM, and one that was overtaken may be at work: a conflict with
     them is tried again. Whatever else goes wrong is a table that others cannot use.
     """
     if scene.checker.frontier == (0, 0):
-        return False
+        return None
     for attempt in range(_TRIES):
         try:
             scene.lake.spark.catalog.refreshTable(scene.table)
-            scene.lake.spark.sql(statement).collect()
+            answer: Sequence[Any] = scene.lake.spark.sql(statement).collect()
         except Exception as error:  # noqa: BLE001 — whatever Spark makes of it is what is to be told
             said = " ".join(f"attempt {attempt + 1}: {type(error).__name__}: {error}".split())[:400]
             if not is_conflict(error):
                 break
             time.sleep(_BACK_OFF * 2**attempt)
         else:
-            return True
+            return answer
     raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", said))
 
 

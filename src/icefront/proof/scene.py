@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 from collections import Counter
@@ -28,7 +29,8 @@ from pyiceberg.table import Table
 
 from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
-from icefront.proof.checker import Checker, Subject, Violation, staged_notes
+from icefront.core.timestamps import ORIGIN, Timestamp
+from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_notes
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, wait_until
 from icefront.proof.oracle import Row, replay
@@ -218,6 +220,12 @@ class Scene:
         """Return what the runs said that they released, read before the table is."""
         return [line["frontier"] for driver in self._drivers for line in _said(driver) if line.get("event") == "released"]
 
+    def lost_tasks(self) -> int:
+        """Count the tasks that Spark lost with their workers, by the log of all runs."""
+        log = self.folder / ".icefront" / "spark.log"
+        said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        return len(re.findall(r"Lost task .*Python worker exited unexpectedly", said))
+
     # ── the feed ───────────────────────────────────────────────────────────────────────────
     def alter(self) -> bool:
         """Add a column in the source; False when it has had them all."""
@@ -354,9 +362,14 @@ class Scene:
         self.follow(driver, 0)
         self.expect(driver, 0)
         self.check()
-        end = str(self.feed.resolved[-1].next())
-        if self.checker.frontier_text != end:
+        end = self.feed.resolved[-1].next()
+        if self.checker.frontier_text != str(end):
             raise Broken(Violation("behind", self.named(driver), f"the frontier {end}", self.checker.frontier_text))
+        released = max(map(Timestamp.parse, self._released()), default=ORIGIN)
+        if released != end:
+            raise Broken(Violation(Kind.RELEASED, self.named(driver), f"a release up to {end}", str(released)))
+        if self.old:
+            raise Broken(Violation("stuck", self.named(self.old[0]), "one that is overtaken and woken", "it still stands"))
 
     def abandon(self) -> None:
         """End the runs that nobody waits for any more."""
