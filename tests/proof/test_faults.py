@@ -34,7 +34,8 @@ def scene(*answers: Raised) -> Any:
         return SimpleNamespace(collect=list)
 
     spark = SimpleNamespace(catalog=SimpleNamespace(refreshTable=lambda _: None), sql=sql)
-    return SimpleNamespace(checker=SimpleNamespace(frontier=(1, 0)), lake=SimpleNamespace(spark=spark), table="t", left=left)
+    lake, checker = SimpleNamespace(spark=spark), SimpleNamespace(frontier=(1, 0))
+    return SimpleNamespace(checker=checker, lake=lake, table="t", left=left, rivals=[])
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,12 @@ def test_what_is_no_conflict_is_told_at_once() -> None:
     with pytest.raises(Broken, match=r"attempt 1: Raised: .*NotFoundException"):
         faults._by_another_program(met, "CALL …")
     assert len(met.left) == 1
+
+
+def test_a_rival_that_comes_first_every_time_leaves_the_blow_undone() -> None:
+    met = scene(*[Raised(f"{ICEBERG}.CommitFailedException")] * 9)
+    met.rivals.append("a run")
+    assert faults._by_another_program(met, "CALL …") is None
 
 
 def test_conflicts_without_end_are_told_with_the_last_of_them() -> None:

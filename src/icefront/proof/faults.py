@@ -374,8 +374,8 @@ def _procedure(scene: Scene, name: str, *arguments: str) -> Sequence[Any] | None
 def _by_another_program(scene: Scene, statement: str) -> Sequence[Any] | None:
     """Run a statement in a session that knows nothing of Icefront, and return what it says; a table that has no rows yet is left alone.
 
-    The run that stands still may have a commit under way in its JVM, and one that was overtaken may be at work: a conflict with
-    them is tried again. Whatever else goes wrong is a table that others cannot use.
+    The run that stands still may have a commit under way in its JVM: a conflict with that is tried again. A rival that is at work may come
+    first every time, then nothing is done. Whatever else goes wrong is a table that others cannot use.
     """
     if scene.checker.frontier == (0, 0):
         return None
@@ -390,6 +390,9 @@ def _by_another_program(scene: Scene, statement: str) -> Sequence[Any] | None:
             time.sleep(_BACK_OFF * 2**attempt)
         else:
             return answer
+    else:
+        if scene.rivals:
+            return None
     raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", said))
 
 
