@@ -55,16 +55,21 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
 }
+
+
+def quick() -> dict[str, str]:
+    """Return this for a session whose JVM starts fast, and has room for all the code that it compiles in a long life."""
+    from icefront.proof.harness import quick_jvm  # noqa: PLC0415 — it imports Spark
+
+    conf = {**SMALL, **quick_jvm()}
+    conf["spark.driver.extraJavaOptions"] += " -XX:ReservedCodeCacheSize=256m -Djdk.lang.Process.launchMechanism=VFORK"
+    return conf
 
 
 def lean() -> dict[str, str]:
     """Return the same for processes, as their environment."""
-    from icefront.proof.harness import quick_jvm  # noqa: PLC0415 — it imports Spark
-
-    conf = {**SMALL, **quick_jvm()}
-    settings = (f"--conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())
+    settings = (f"--conf {shlex.quote(f'{key}={value}')}" for key, value in quick().items())
     return {**os.environ, "PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
 
 
@@ -75,7 +80,7 @@ def spark(lake_folder: Path) -> Iterator[Any]:
     from icefront.spark.session import start  # noqa: PLC0415
 
     catalog = Catalog(type="sqlite", path=lake_folder)
-    session = start("tests", "local[2]", {**SMALL, **catalog.spark_conf("lake")})
+    session = start("tests", "local[2]", {**quick(), **catalog.spark_conf("lake")})
     session.sql("CREATE NAMESPACE IF NOT EXISTS lake.t")
     yield session
     session.stop()

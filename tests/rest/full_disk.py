@@ -12,7 +12,7 @@ import pytest
 from icefront.core.errors import ConnectionFailed
 from icefront.core.protocol import Published
 from icefront.spark.session import start
-from tests.conftest import SMALL
+from tests.conftest import quick
 from tests.process.full_disk import filled, mount
 from tests.rest.embedded import FIRST, SECOND, Embedded
 
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     small, large = folder / "small", folder / "large"
     small.mkdir(parents=True)
     subprocess.run(mount(small), check=True)
-    spark = start("full-disk", "local[1]", SMALL)
+    spark = start("full-disk", "local[1]", quick())
     catalogs: tuple[Callable[[], Embedded], ...] = (
         lambda: Embedded(spark, small, warehouse=f"file://{large}/warehouse"),
         lambda: Embedded(spark, large, warehouse=f"file://{small}/warehouse"),
