@@ -38,7 +38,7 @@ from icefront.core.protocol import (
     release_point,
 )
 from icefront.core.timestamps import ORIGIN, Timestamp
-from icefront.proof.failpoints import failpoint
+from icefront.proof.failpoints import armed, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -404,6 +404,8 @@ class Run:
         self._lost: IcefrontError | None = None
 
     def __call__(self) -> Result:
+        if strikes := armed():
+            log.warning("failpoints are armed: this run will be hurt", **strikes)
         with ThreadPoolExecutor(WRITERS, "write") as writers:
             try:
                 self._loop(writers)

@@ -332,6 +332,16 @@ def test_a_partition_column_that_does_not_exist_is_named_with_the_closest(shop):
     assert facts(result) == ['partition_by names column stauts, which the table does not have (did you mean "status"?)']
 
 
+def test_scoped_deletes_and_another_partitioning_than_the_table_has_are_refused(shop):
+    shop.table()
+    shop.write(sink={"iceberg": {"table": "lake.shop.orders", "partition_by": ["bucket(4, id)"], "deletes": "scoped"}})
+    result = icefront("check", shop.file, "--json")
+    assert result.exit_code == 2
+    assert facts(result) == [
+        "the table is partitioned by [], partition_by says [bucket(4, id)], and deletes are scoped to one partition"
+    ]
+
+
 def test_a_table_of_another_pipeline_is_not_ours(shop):
     shop.table(properties={summary.mark_property("theirs"): "{}"})
     result = icefront("check", shop.file, "--json")

@@ -87,3 +87,9 @@ def test_it_strikes_at_the_passings_it_is_armed_for_and_only_then(monkeypatch: p
     failpoint("note.before")
     with pytest.raises(failpoints.FailpointError):
         failpoint("note.before")
+
+
+def test_nothing_is_armed_unless_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failpoints.armed() == {}
+    monkeypatch.setattr(failpoints, "_armed", parse("note.before=raise@2, write.after=kill"))
+    assert failpoints.armed() == {"note.before": "raise", "write.after": "kill"}

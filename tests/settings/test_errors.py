@@ -218,6 +218,14 @@ def test_a_mistake_in_the_sink_is_named_with_its_place(refused, sink, expected):
     assert any(expected in line for line in lines(found)), found
 
 
+def test_scoped_deletes_need_partitions_by_keys(refused):
+    sink = '{table: lake.shop.orders, deletes: scoped, partition_by: ["bucket(4, id)", "day(created_at)"]}'
+    found = lines(refused(f"pipeline: orders\nsource:\n  changefeed: {{path: feed/}}\nkeys: [id]\nsink:\n  iceberg: {sink}\n"))
+    assert [line for line in found if line.startswith("orders.yaml:")] == [
+        'orders.yaml:6:87: sink.iceberg.partition_by[1]: "created_at" is no key, and deletes are scoped to one partition'
+    ]
+
+
 def test_settled_epochs_have_no_scoped_deletes(refused):
     sink = "  iceberg: {table: lake.shop.orders}"
     text = refused(GOOD.replace(sink, "  iceberg: {table: lake.shop.orders, deletes: scoped}\nwrite: {publish: settled}"))

@@ -33,6 +33,7 @@ from icefront.iceberg.java import Gateway, _Fence
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.harness import wait_until
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
+from icefront.upkeep.settle import settle
 
 pytestmark = pytest.mark.spark
 SOURCE = Identity.of({"test": "feed"})
@@ -324,10 +325,56 @@ def test_an_adopted_partitioned_table_gets_an_unpartitioned_spec_and_keeps_its_o
     assert [str(f) for f in sink._current_fields()] == ["v"]
 
 
+BY_ID = (PartitionField("bucket", "id", 4),)
+
+
+def test_scoped_deletes_lie_beside_their_rows_in_a_table_that_has_one_spec(spark: Any, table: str) -> None:
+    sink = make(spark, table, partition_by=BY_ID, deletes="scoped")
+    mark = publish(sink, claim(sink), 10, dict.fromkeys(range(12), "a"), fresh=True)
+    mark = publish(sink, mark, 20, {1: "b", 2: None, 12: "b"})
+    again = make(spark, table, partition_by=BY_ID, deletes="scoped")
+    mark = publish(again, claim(again), 30, {1: "c", 3: None, 2: "c"})
+    expected = dict.fromkeys(range(4, 12), "a") | {0: "a", 1: "c", 2: "c", 12: "b"}
+    assert state(spark, table) == expected
+    deletes = spark.sql(f"SELECT DISTINCT spec_id, partition.id_bucket IS NULL FROM {table}.delete_files WHERE content = 2")
+    assert [tuple(row) for row in deletes.collect()] == [(0, False)]
+    settle(spark, table)
+    assert spark.sql(f"SELECT 1 FROM {table}.delete_files WHERE content = 2").count() == 0
+    assert state(spark, table) == expected
+
+
 def test_scoped_deletes_stop_when_a_second_spec_appears(spark: Any, table: str) -> None:
-    sink = make(spark, table, partition_by=(PartitionField("bucket", "id", 4),), deletes="scoped")
-    with pytest.raises(Stopped, match="partition specs"):
-        publish(sink, claim(sink), 10, {1: "a"})
+    sink = make(spark, table, partition_by=BY_ID, deletes="scoped")
+    mark = publish(sink, claim(sink), 10, {1: "a"}, fresh=True)
+    staged = stage(sink, mark, 20, {1: None})
+    spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD v")
+    with pytest.raises(Stopped, match="2 partition specs"):
+        sink.publish(staged, mark)
+    with pytest.raises(Stopped, match="2 partition specs"):
+        make(spark, table, deletes="scoped")
+    assert state(spark, table) == {1: "a"}
+    goes_on = make(spark, table)
+    publish(goes_on, claim(goes_on), 20, {1: None})
+    assert state(spark, table) == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fact"),
+    [
+        (
+            {"partition_by": (PartitionField("bucket", "id", 8),)},
+            r"is partitioned by bucket\(4, id\), `partition_by` says bucket\(8, id\)",
+        ),
+        ({"keys": ("v",)}, "is partitioned by id, which is no key"),
+    ],
+)
+def test_scoped_deletes_that_could_miss_their_rows_are_refused_and_nothing_changes(
+    spark: Any, table: str, wanted: Mapping[str, Any], fact: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg PARTITIONED BY (bucket(4, id))")
+    with pytest.raises(ConfigError, match=fact):
+        make(spark, table, deletes="scoped", **wanted)
+    assert spark.sql(f"SELECT DISTINCT spec_id FROM {table}.all_files").count() == count(spark, table) == 0
 
 
 def test_wider_types_and_new_columns_evolve_and_a_repetition_changes_nothing(spark: Any, table: str) -> None:

@@ -32,6 +32,7 @@ from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
 from icefront.iceberg import described, names, summary
 from icefront.iceberg.described import DeleteChange, Described
+from icefront.iceberg.partitions import PartitionField
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -229,6 +230,7 @@ class Gateway:
         self._table_metadata = iceberg.TableMetadata
         self.schema_util = iceberg.spark.SparkSchemaUtil
         self.spec_parser = iceberg.PartitionSpecParser
+        self.spec_class = iceberg.PartitionSpec
         self.order_parser = iceberg.SortOrderParser
         self._list_class = jvm.java.lang.Class.forName("java.util.ArrayList")
         self.mapper = iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper()
@@ -281,17 +283,26 @@ class Gateway:
         return self.catalog(catalog), self.identifier.parse(".".join(rest))
 
     def create(
-        self, name: str, schema_json: str, properties: Mapping[str, str], partition: Callable[[JavaObject], None] | None
+        self,
+        name: str,
+        schema_json: str,
+        properties: Mapping[str, str],
+        partition: Callable[[JavaObject], None] | None,
+        first: Sequence[PartitionField] = (),
     ) -> JavaTable:
-        """Create a table whose first spec is unpartitioned, then give it its partitioning, in one step.
+        """Create a table whose first spec has the fields `first`, then give it its partitioning, in one step.
 
-        Equality deletes under an unpartitioned spec are global; a table that never had such a spec
-        could not hold them.
+        Equality deletes under an unpartitioned spec are global; a table that never had such a spec could not hold them. Those that
+        are scoped to partitions want the opposite: a table that never has a second spec.
         """
         catalog, identifier = self.locate(name)
         self._create_namespace(names.quoted(name).rpartition(".")[0])
-        builder = catalog.buildTable(identifier, self.schema_parser.fromJson(schema_json)).withProperties(
-            self.string_map(properties)
+        schema = self.schema_parser.fromJson(schema_json)
+        spec = self.spec_class.builderFor(schema)
+        for partition_field in first:
+            partition_field.add_to(spec)
+        builder = (
+            catalog.buildTable(identifier, schema).withPartitionSpec(spec.build()).withProperties(self.string_map(properties))
         )
         failed: IcefrontError | None = None
         try:

@@ -35,3 +35,8 @@ class PartitionField:
             return expressions.ref(self.column)
         function = getattr(expressions, self.transform)
         return function(self.column) if self.width is None else function(self.column, self.width)
+
+    def add_to(self, builder: Any) -> None:
+        """Add itself to Iceberg's Java builder of a partition spec."""
+        function = getattr(builder, self.transform)
+        function(self.column) if self.width is None else function(self.column, self.width)

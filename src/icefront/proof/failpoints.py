@@ -110,6 +110,11 @@ def arm() -> None:
 arm()
 
 
+def armed() -> Mapping[str, str]:
+    """Name what is armed, with its action: nobody should meet it unawares."""
+    return {name: one.action for name, one in _armed.items()}
+
+
 def failpoint(name: str) -> None:
     """Pass a named place; does nothing unless a test armed it."""
     if not _armed:

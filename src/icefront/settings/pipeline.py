@@ -67,8 +67,8 @@ class IcebergSink(Part):
     )
     deletes: Literal["global", "scoped"] = Field(
         default="global",
-        description="`global`: a delete reaches the key in every partition. `scoped`: only in the row's own; safe only while the "
-        "table has one partition spec and a row's partition never changes.",
+        description="`global`: a delete reaches the key in every partition. `scoped`: only in the row's own; for tables that are "
+        "partitioned by keys and never get a second partition spec: a run stops when one appears.",
     )
     properties: Properties = Field(default={}, description="Table properties, when the table is created.")
     shared: Bool = Field(
@@ -174,14 +174,31 @@ def _partitions_fit_columns(data: Mapping[str, Any]) -> Iterator[Found]:
     for loc, sink in _iceberg_sinks(data.get("sink")) if isinstance(columns, Mapping) else ():
         fields = _get(sink, "partition_by")
         for i, field in enumerate(fields if isinstance(fields, list | tuple) else ()):
-            try:
-                parsed = field if isinstance(field, PartitionBy) else PartitionBy.parse(str(field))
-            except Problem:
-                continue
-            type_ = _quietly(columns.get(parsed.column)) if isinstance(columns, Mapping) else None
-            if type_ is not None and not parsed.iceberg().can_transform(type_):
+            parsed = _parsed(field)
+            type_ = _quietly(columns.get(parsed.column)) if parsed is not None and isinstance(columns, Mapping) else None
+            if parsed is not None and type_ is not None and not parsed.iceberg().can_transform(type_):
                 fact = f'"{parsed.column}" is {print_type(type_)}, which {parsed.transform} does not apply to'
                 yield ("sink", *loc, "partition_by", i), Problem(fact, "choose another transform, or another type in `columns`")
+
+
+def _scoped_partitions_are_keys(data: Mapping[str, Any]) -> Iterator[Found]:
+    keys = data.get("keys")
+    if not isinstance(keys, list | tuple):
+        return
+    for loc, sink in _iceberg_sinks(data.get("sink")):
+        fields = _get(sink, "partition_by") if _get(sink, "deletes") == "scoped" else ()
+        for i, field in enumerate(fields if isinstance(fields, list | tuple) else ()):
+            parsed = _parsed(field)
+            if parsed is not None and parsed.column not in keys:
+                fact = f'"{parsed.column}" is no key, and deletes are scoped to one partition'
+                yield ("sink", *loc, "partition_by", i), Problem(fact, "partition by keys only, or leave deletes out")
+
+
+def _parsed(field: object) -> PartitionBy | None:
+    try:
+        return field if isinstance(field, PartitionBy) else PartitionBy.parse(str(field))
+    except Problem:
+        return None
 
 
 def _quietly(value: object) -> IcebergType | None:
@@ -213,6 +230,7 @@ class TableSettings(Part):
     def cross_check(cls, data: Mapping[str, Any]) -> Iterable[Found]:
         yield from _keys_cannot_be_floats(data)
         yield from _partitions_fit_columns(data)
+        yield from _scoped_partitions_are_keys(data)
         yield from _upsert_needs_keys(data)
 
 
@@ -386,6 +404,7 @@ class PipelineSettings(Part):
             )
         yield from _keys_cannot_be_floats(data)
         yield from _partitions_fit_columns(data)
+        yield from _scoped_partitions_are_keys(data)
         yield from _upsert_needs_keys(data)
         yield from _known_catalogs(data)
         yield from _settled_deletes(data)

@@ -95,6 +95,10 @@ class IcebergSink:
     def target(self) -> str:
         return self._wanted.table
 
+    @property
+    def _scoped(self) -> bool:
+        return self._wanted.deletes == "scoped"
+
     # ── opening ────────────────────────────────────────────────────────────────────────────
     def open(self) -> Schema | None:
         """Load the table, changing nothing; None when there is none yet.
@@ -132,8 +136,9 @@ class IcebergSink:
         partition_by = wanted.partition_by or ()
         self._check_partition_columns(schema.column_names)
         failpoint("table.before")
+        first, then = (partition_by, ()) if self._scoped else ((), partition_by)
         self._table = self._gateway.create(
-            self.target, schema.model_dump_json(), properties, self._adder(partition_by) if partition_by else None
+            self.target, schema.model_dump_json(), properties, self._adder(then) if then else None, first
         )
         failpoint("table.after")
         log.info("created table", table=self.target, columns=len(schema.fields))
@@ -259,6 +264,8 @@ class IcebergSink:
     def _check_fitness(self) -> None:
         """Refuse a table that could not be written as it is, before anything in it is changed."""
         self._check_version()
+        if self._scoped:
+            self._check_scope()
         self._layout(self._schema())
         self._plan(self._schema(), ())
         self._check_partition_columns(self._schema().column_names)
@@ -269,6 +276,29 @@ class IcebergSink:
             raise ConfigError(
                 f"table {self.target} has format version {version}, which cannot hold deletes",
                 f"ALTER TABLE {self.target} SET TBLPROPERTIES ('format-version'='2'), or name another table",
+            )
+
+    def _check_scope(self) -> None:
+        """Refuse to scope deletes to partitions where a row could lie in another one than its delete does."""
+        self._check_one_spec(len(self._specs()))
+        wanted, fields = self._wanted.partition_by, self._current_fields()
+        if wanted is not None and fields != tuple(wanted):
+            now, then = (", ".join(map(str, each)) or "nothing" for each in (fields, wanted))
+            raise ConfigError(
+                f"{self.target} is partitioned by {now}, `partition_by` says {then}, and deletes are scoped to one partition",
+                "leave the partitioning as it is; or set `deletes: global` in the sink",
+            )
+        if strangers := sorted({f.column for f in fields} - set(self._wanted.keys)):
+            raise ConfigError(
+                f"{self.target} is partitioned by {', '.join(strangers)}, which is no key, and deletes are scoped to one partition",
+                "a row could move to another one: set `deletes: global` in the sink, or partition by keys only",
+            )
+
+    def _check_one_spec(self, specs: int) -> None:
+        if specs > 1:
+            raise Stopped(
+                f"{self.target} has {specs} partition specs, and deletes are scoped to one partition",
+                "old rows could reappear: set `deletes: global` in the sink",
             )
 
     def _check_company(self) -> None:
@@ -370,7 +400,10 @@ class IcebergSink:
         self._writer = mark.writer
         log.info("claimed", table=wanted.table, writer=str(mark.writer), frontier=str(mark.frontier))
         # Only now: a table that turns out not to be ours is left as it is.
-        self._align_partitioning()
+        if self._scoped:
+            self._check_scope()
+        else:
+            self._align_partitioning()
         return mark
 
     def go_on_as(self, writer: Writer) -> None:
@@ -382,7 +415,7 @@ class IcebergSink:
             layout=self._layout(schema),
             epoch_id=str(epoch_id(self._wanted.pipeline, self.target, epoch)),
             fresh=fresh,
-            scoped=self._wanted.deletes == "scoped",
+            scoped=self._scoped,
             append=self._wanted.mode == "append",
         )
 
@@ -513,11 +546,8 @@ class IcebergSink:
                     f"key column with field id {equality_id} was dropped from {self.target}",
                     "add the column back, or write to a new table",
                 )
-        if self._wanted.deletes == "scoped" and len(specs) > 1 and any(f.equality_ids for f in staged.files):
-            raise Stopped(
-                f"{self.target} has {len(specs)} partition specs, and deletes are scoped to one partition",
-                "old rows could reappear: set `deletes: global` in the sink",
-            )
+        if self._scoped and any(f.equality_ids for f in staged.files):
+            self._check_one_spec(len(specs))
 
 
 def _exists(io: Any, path: str, size: int) -> bool:

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 
 from icefront.api import Pipeline
-from icefront.core.errors import ConfigError, IcefrontError, NotOurs, SchemaRefused
+from icefront.core.errors import ConfigError, IcefrontError, NotOurs, SchemaRefused, Stopped
 from icefront.core.marks import START
 from icefront.core.protocol import check_lineage, check_resume
 from icefront.iceberg.evolution import can_widen
@@ -200,6 +200,9 @@ def _key_columns(target: Target, schema: Schema, keys: Sequence[str]) -> Iterato
 
 
 def _partitioning(target: Target, table: Table) -> Iterator[Finding]:
+    if target.sink.deletes == "scoped" and (specs := len(table.specs())) > 1:
+        fact = f"the table has {specs} partition specs, and deletes are scoped to one partition"
+        yield _error(target.name, Stopped(fact, "old rows could reappear: set `deletes: global` in the sink"))
     if "partition_by" not in target.sink.model_fields_set:
         return
     schema = table.schema()
@@ -212,6 +215,10 @@ def _partitioning(target: Target, table: Table) -> Iterator[Finding]:
     wanted = [str(PartitionField(f.transform, f.column, f.argument)) for f in target.sink.partition_by]
     if current != wanted:
         fact = f"the table is partitioned by [{', '.join(current)}], partition_by says [{', '.join(wanted)}]"
+        if target.sink.deletes == "scoped":
+            next_step = "leave the partitioning as it is; or set `deletes: global` in the sink"
+            yield _error(target.name, ConfigError(f"{fact}, and deletes are scoped to one partition", next_step))
+            return
         yield _warn(target.name, fact, "the next run gives the table a new partition spec; old files stay as they are")
 
 
