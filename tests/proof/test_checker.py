@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+import requests
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
@@ -40,11 +43,14 @@ class Story:
         self.frontier = ORIGIN
         self.marked = {"writer": "one#1", "epoch": str(uuid4())}
         self.said = 0
-        subject = Subject("orders", ("id",), self.load, self.read, lambda at: replay(self.feed, "orders", ["id"], at), self.state)
+        subject = Subject("orders", ("id",), self.look, self.read, lambda at: replay(self.feed, "orders", ["id"], at), self.state)
         self.checker = Checker(subject)
 
     def load(self) -> Table:
         return self.catalog.load_table("t.orders")
+
+    def look(self) -> Table | None:
+        return self.load() if self.catalog.table_exists("t.orders") else None
 
     def read(self, snapshot: int) -> Iterable[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.load().scan(snapshot_id=snapshot).to_arrow().to_pylist()
@@ -84,7 +90,7 @@ class Story:
     def summary(self, frontier: str, writer: str = "one#1") -> dict[str, str]:
         return {"icefront.pipeline": "orders", "icefront.frontier": frontier, "icefront.writer": writer}
 
-    def commit(self, ids: list[int], value: str, summary: dict[str, str]) -> None:
+    def commit(self, ids: list[int], value: str | None, summary: dict[str, str]) -> None:
         rows = pa.table({"id": pa.array(ids, pa.int64()), "v": [value] * len(ids)}, schema=COLUMNS)
         self.load().append(rows, snapshot_properties=summary)
 
@@ -95,8 +101,8 @@ class Story:
         with self.load().transaction() as transaction:
             transaction.set_properties({"icefront.mark.orders": json.dumps({"frontier": frontier, **self.marked})})
 
-    def foreign(self, key: int, named: int | None = None) -> None:
-        self.commit([key], "theirs", {FOREIGN_ROWS: str(named or key)})
+    def foreign(self, key: int, named: int | None = None, value: str | None = None) -> None:
+        self.commit([key], value, {FOREIGN_ROWS: str(named or key)})
 
     def stage(self, path: Path, size: int, upper: str = "9.0000000000") -> None:
         with sqlite3.connect(self.state) as database:
@@ -197,6 +203,29 @@ def test_a_foreign_writer_s_row_that_is_lost_or_doubled_is_found(story: Story, n
     assert story.kinds() == [Kind.FOREIGN]
 
 
+def test_a_foreign_writer_s_row_whose_values_changed_is_found(story: Story):
+    story.foreign(FOREIGN + 1, value="ours")
+    story.epoch()
+    (found,) = story.checker.check()
+    assert (found.kind, "'v': 'ours'" in found.found) == (Kind.FOREIGN, True)
+
+
+def test_a_row_that_another_program_loses_is_found_before_our_next_snapshot(story: Story):
+    story.epoch()
+    story.epoch()
+    assert story.kinds() == []
+    story.load().delete("id = 2")
+    (found,) = story.checker.check()
+    assert (found.kind, "1 missing" in found.found) == (Kind.ROWS, True)
+
+
+def test_a_foreign_snapshot_that_only_appends_costs_no_reading(story: Story):
+    story.epoch()
+    story.foreign(FOREIGN + 1)
+    assert story.kinds() == []
+    assert story.checker.snapshots == 1
+
+
 # ── snapshots ──────────────────────────────────────────────────────────────────────────────
 def test_a_frontier_that_goes_back_is_found(story: Story):
     story.epoch()
@@ -231,6 +260,19 @@ def test_a_branch_that_was_rolled_back_is_found(story: Story):
     assert story.kinds() == [Kind.BACK]
 
 
+def test_a_table_that_is_gone_is_found(story: Story):
+    story.epoch()
+    assert story.kinds() == []
+    story.catalog.drop_table("t.orders")
+    (found,) = story.checker.check()
+    assert (found.kind, found.found) == (Kind.REMOVED, "no table")
+
+
+def test_no_table_before_there_was_one_is_no_violation(story: Story):
+    story.catalog.drop_table("t.orders")
+    assert story.kinds() == []
+
+
 def test_a_mark_that_is_not_where_the_branch_is_is_found(story: Story):
     story.epoch()
     story.mark("9.0000000000")
@@ -263,6 +305,7 @@ def test_the_rows_at_a_change_of_schema_are_compared(story: Story):
     assert story.kinds() == []
     assert story.checker.snapshots == 2
     story.load().delete("id = 1")
+    assert story.kinds() == [Kind.ROWS]
     story.claim("one#1", change="partitioning")
     assert story.kinds() == [Kind.ROWS]
 
@@ -442,18 +485,51 @@ def test_a_note_of_what_was_published_long_ago_may_name_files_that_are_gone(stor
     assert story.kinds() == [Kind.REMOVED]
 
 
-def test_what_is_no_longer_staged_or_was_removed_on_purpose_may_go(story: Story, tmp_path: Path):
+def test_what_the_frontier_has_passed_or_was_removed_on_purpose_may_go(story: Story, tmp_path: Path):
     first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
     for file in (first, second):
         file.write_bytes(b"12345")
-    story.stage(first, 5)
+    story.stage(first, 5, upper="1.0000000001")
     assert story.kinds() == []
     story.stage(second, 5)
+    story.epoch()
     first.unlink()
     assert story.kinds() == []
     story.checker.forgive([f"file://{second}"])
     second.unlink()
     assert story.kinds() == []
+
+
+@pytest.mark.parametrize(("harm", "kind"), [(Path.unlink, Kind.REMOVED), (lambda path: path.write_bytes(b"54321"), Kind.CHANGED)])
+@pytest.mark.parametrize("noted_again", [False, True])
+def test_a_staged_file_is_remembered_while_its_note_is_away(
+    story: Story, tmp_path: Path, harm: Callable[[Path], Any], kind: Kind, *, noted_again: bool
+):
+    file = tmp_path / "staged.parquet"
+    file.write_bytes(b"12345")
+    story.stage(file, 5)
+    assert (story.kinds(), story.checker.blind) == ([], 0)
+    story.state.unlink()
+    assert (story.kinds(), story.checker.blind) == ([], 1)
+    harm(file)
+    if noted_again:
+        story.stage(file, 5)
+    assert story.kinds() == [kind]
+
+
+def test_a_staged_file_whose_note_another_one_replaced_is_still_no_one_s_to_remove(story: Story, tmp_path: Path):
+    first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
+    for file in (first, second):
+        file.write_bytes(b"12345")
+        story.stage(file, 5)
+        assert story.kinds() == []
+    first.unlink()
+    assert story.kinds() == [Kind.REMOVED]
+
+
+def test_a_state_file_that_was_not_made_yet_hides_nothing(story: Story):
+    story.epoch()
+    assert (story.kinds(), story.checker.blind) == ([], 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no database"])
@@ -487,9 +563,42 @@ def test_the_second_engine_s_rows_are_compared_too(story: Story):
 def test_the_second_engine_is_installed_here_and_reads_what_it_is_given(story: Story):
     story.epoch()
     story.epoch()
-    assert (second_engine() or "").startswith("DataFusion")
+    assert second_engine().name.startswith("DataFusion")
     assert story.kinds() == []
     assert story.checker.check_with("DataFusion", by_datafusion) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("raise ImportError('built for another Python')", "datafusion cannot be used: ImportError: built for another Python"),
+        ("__version__ = '0.1'", "datafusion cannot be used: AttributeError"),
+    ],
+)
+def test_a_second_engine_that_cannot_be_used_is_not_run_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, why: str
+):
+    (tmp_path / "datafusion.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "datafusion", raising=False)
+    engine = second_engine()
+    monkeypatch.delitem(sys.modules, "datafusion", raising=False)
+    assert (engine.name, engine.why_not[: len(why)]) == ("", why)
+
+
+# ── what is not the table's ────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), requests.ConnectionError("refused")])
+def test_a_full_disk_and_a_lost_catalog_are_no_violations_of_the_table_s(story: Story, error: OSError):
+    story.epoch()
+    assert story.kinds() == []
+
+    def load() -> Table:
+        raise error
+
+    story.checker.subject = replace(story.checker.subject, load=load)
+    with pytest.raises(type(error)):
+        story.checker.check()
+    assert story.checker.violations == []
 
 
 def test_a_violation_is_one_line_and_one_json_object():

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from icefront.cli import proving
 from icefront.cli.proving import exit_code
+from icefront.core.errors import ConnectionFailed
 from icefront.proof.checker import Violation
 from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.prove import Prove, Report, needed
@@ -103,14 +104,20 @@ def test_the_run_of_60_minutes_in_the_documentation_struck_with_every_kind_that_
 @pytest.mark.parametrize(
     ("minutes", "struck", "found", "said"),
     [
-        (3, {"zombie": 1, "raised": 2}, None, "All of it held in 0 s. To repeat: icefront prove --minutes 3 --seed 7"),
-        (3, {"zombie": 1}, None, "struck less than 1 times, give it more minutes: raised"),
+        (
+            3,
+            {"zombie": 1, "raised": 2},
+            None,
+            "every kind had to be struck once, and was\nAll of it held in 0 s. To repeat: icefront prove --minutes 3 --seed 7",
+        ),
+        (60, {"zombie": 1, "raised": 10}, None, "struck less than 10 times, give it more minutes: zombie\nNot enough was struck"),
+        (3, {"zombie": 1}, None, "struck less than once, give it more minutes: raised"),
         (1, {"zombie": 1}, None, "1 never were: raised\nWhat was struck held"),
         (
             3,
             {"zombie": 1},
             Violation("gap", "snapshot 1", "an epoch", "none"),
-            "VIOLATION  gap: snapshot 1: expected an epoch, found none",
+            "VIOLATION  gap: snapshot 1: expected an epoch, found none\nfound during: \nIt does not hold",
         ),
     ],
 )
@@ -125,37 +132,48 @@ def test_what_is_said_at_the_end(
     assert "zombie\t1" in printed
 
 
-def test_a_terminal_shows_a_table_and_anything_else_a_line_per_life(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", [{"interrupted": True}, {"error": ConnectionFailed("the catalog does not answer")}])
+def test_what_ended_before_its_time_is_not_told_that_it_needs_more_minutes(
+    end: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = replace(report(3, zombie=1), **end)
+    proving._summary(ended)
+    assert "more minutes" not in capsys.readouterr().out
+    assert exit_code(ended) in {130, 3}
+
+
+def test_the_summary_says_why_no_second_engine_was_run(capsys: pytest.CaptureFixture[str]) -> None:
+    proving._summary(replace(report(3), engines=["Spark 4"], why_not="datafusion is not installed"))
+    why = "(no second engine has read the tables: datafusion is not installed; "
+    assert f'engines: Spark 4 {why}pip install "icefront[prove]")' in capsys.readouterr().out
+
+
+def test_what_is_no_terminal_gets_a_line_per_life(capsys: pytest.CaptureFixture[str]) -> None:
     with proving.Screen(quiet=False) as screen:
         screen.moved(report(3, zombie=1))
         screen.lived(report(3, zombie=1), "zombie")
     assert capsys.readouterr().out.strip().startswith("0 s  zombie  ·  0 epochs")
-    shown = io.StringIO()
-    Console(file=shown, force_terminal=True, width=80).print(proving._table(report(3, zombie=1)))
-    assert "zombie" in shown.getvalue()
 
 
-def test_a_scene_that_ends_in_an_error_is_a_violation_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metadata file that is gone, and whoever looks at the table fails."""
+def test_an_ordinary_terminal_shows_every_kind_and_all_numbers(tmp_path: Path) -> None:
+    """With a REST catalog, where there are most kinds, and long past its time."""
+    shown_by = io.StringIO()
+    terminal = Console(file=shown_by, force_terminal=True, width=80, height=24, color_system=None)
+    shown = Prove(tmp_path, proving.Screen(quiet=True), minutes=60, seed=123_456, uri="http://h").report
+    shown.struck = Counter(dict.fromkeys(shown.kinds, 77))
+    shown.struck["zombie"] = 9
+    shown.scenes, shown.during, shown.epochs, shown.rows = 12, "killed-before-commit", 1_954, 105_537
+    with proving.Screen(quiet=True, console=terminal) as screen:
+        screen._begun -= 3700
+        screen.moved(shown)
+        printed = shown_by.getvalue()
+    for number in ("seed 123456", "61:40, overtime up to 360:00", "killed-before-commit", "1 kinds still needed"):
+        assert number in printed
+    assert "1,954 epochs, 0 snapshots checked, 105,537 rows compared, 0 violations" in printed
+    assert "zombie 9/10" in printed
+    assert [kind for kind in shown.kinds if f"{kind} 77/10" not in printed] == ["zombie"]
 
-    def play(prove: Prove, scene: Any) -> None:
-        raise FileNotFoundError("00003.metadata.json")
 
-    class Lost:
-        def __init__(self, folder: Path, *_: Any) -> None:
-            self.folder = folder
-            folder.mkdir()
-
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(Prove, "_play", play)
-    monkeypatch.setattr(Prove, "_add", lambda *_: None)
-    monkeypatch.setattr("icefront.proof.prove.Scene", Lost)
-    with proving.Screen(quiet=True) as screen:
-        done = Prove(tmp_path, screen, minutes=3, seed=1)()
-    assert [str(found) for found in done.violations] == [
-        "unreadable: scene-1: expected a scene that can be played on, found FileNotFoundError: 00003.metadata.json"
-    ]
-    assert exit_code(done) == 7
-    assert "FileNotFoundError" in (tmp_path / "scene-1" / "error.txt").read_text()
+def test_the_time_that_is_left_is_shown_before_it_is_up() -> None:
+    assert proving._time(report(3), 65) == "1:05 of 3:00"
+    assert proving._time(report(3), 180) == "3:00, overtime up to 18:00"

@@ -10,7 +10,7 @@ It looks as often as it is asked to and remembers what it saw: every published s
 staged or committed has to stay as it was for as long as anything refers to it. What is wrong is a value, not an exception.
 
 Rows whose first key is at least `FOREIGN` belong to a foreign writer, who names them in the summary of its snapshots: the feed
-never says such keys, and none of these rows may be lost either.
+never says such keys, and none of these rows may be lost or changed either. They have a key and nothing else.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from enum import StrEnum
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from icefront.proof.oracle import Difference, Key, Row, compare
+from icefront.proof.trouble import trouble_of
 
 At = tuple[int, int]
 FOREIGN = 10**15
@@ -43,15 +47,16 @@ FOREIGN_ROWS = "foreign.rows"
 FOREIGN_REMOVED = "foreign.removed"
 """The same for those keys of its own that it deletes again."""
 _SHOWN = 3
+_ONE = pa.table({"id": [1]})
 
 
 class Kind(StrEnum):
     """What may be wrong."""
 
     ROWS = "rows"  # a snapshot differs from the feed at its frontier
-    FOREIGN = "foreign-rows"  # a foreign writer's rows were lost or doubled
+    FOREIGN = "foreign-rows"  # a foreign writer's rows were lost, doubled or changed
     ADDED_TWICE = "added-twice"  # one file is added by two snapshots, or twice by one
-    REMOVED = "removed"  # a staged or committed file is gone
+    REMOVED = "removed"  # a staged or committed file is gone, or the table itself
     CHANGED = "changed"  # a staged or committed file was written again
     BACK = "frontier-back"  # a frontier, or the branch itself, went back
     GAP = "gap"  # an epoch does not begin where the one before it ended
@@ -134,11 +139,13 @@ class Checker:
     epochs: set[str] = field(default_factory=set)
     frontier: At = (0, 0)
     blind: int = 0
-    """How often the notes could not be read: no staged file was looked at then."""
+    """How often the notes were gone or could not be read: of files that were staged since the look before nobody knew then."""
     _passed: dict[int, _Passed] = field(default_factory=dict)
     _head: int | None = None
     _added: dict[str, int] = field(default_factory=dict)
     _sights: dict[str, Sight] = field(default_factory=dict)
+    _noted: dict[str, _Noted] = field(default_factory=dict)
+    _had_notes: bool = False
     _forgiven: set[str] = field(default_factory=set)
     _manifests: dict[str, Sequence[_Entry]] = field(default_factory=dict)
 
@@ -148,9 +155,8 @@ class Checker:
         `released` are printed frontiers that runs have released before this was called.
         """
         before = len(self.violations)
-        notes = staged_notes(self.subject.state)
-        self.blind += notes is None
-        for violation in self._found(notes or (), released):
+        self._read_notes()
+        for violation in self._found(released):
             if violation not in self.violations:
                 self.violations.append(violation)
         return self.violations[before:]
@@ -167,19 +173,35 @@ class Checker:
         """Take note that somebody else removes these files on purpose; no snapshot may add them any more."""
         self._forgiven |= set(paths)
 
-    def _found(self, notes: Sequence[Mapping[str, Any]], released: Iterable[str]) -> Iterator[Violation]:
+    def _found(self, released: Iterable[str]) -> Iterator[Violation]:
         try:
             table = self.subject.load()
             if table is not None:
                 yield from self._branch(table)
-                # An older state file may still note what was published long ago: that is staged no more.
-                staged = files_of(note for note in notes if _at(note["upper"]) > self.frontier)
-                yield from self._files(table.io, {**staged, **self._committed(table)})
+                yield from self._files(table.io, {**self._staged(), **self._committed(table)})
                 yield from self._log(table)
+            elif self._head is not None:
+                yield Violation(Kind.REMOVED, "the table", f"one with snapshot {self._head}", "no table")
             yield from self._released(released)
-        except Exception as error:  # noqa: BLE001 — whatever hinders reading is what is to be told
+        except Exception as error:
+            if trouble_of(error) is not None:
+                raise  # ours, and it says nothing about the table
             said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
             yield Violation(Kind.UNREADABLE, f"the table at snapshot {self._head}", "a table that can be read", said)
+
+    # ── notes ──────────────────────────────────────────────────────────────────────────────
+    def _read_notes(self) -> None:
+        """Learn which files are staged. No run removes one of them: what was noted once is remembered when the notes are gone."""
+        there, notes = self.subject.state.exists(), staged_notes(self.subject.state)
+        self._had_notes |= there
+        self.blind += notes is None or (self._had_notes and not there)
+        for note in notes or ():
+            self._noted |= {path: _Noted(size, _at(note["upper"])) for path, size in files_of([note]).items()}
+
+    def _staged(self) -> dict[str, int]:
+        """Name what is staged with its size; what the frontier has passed is committed, or was written again and is nobody's."""
+        self._noted = {path: noted for path, noted in self._noted.items() if noted.upper > self.frontier}
+        return {path: noted.size for path, noted in self._noted.items()}
 
     # ── snapshots ──────────────────────────────────────────────────────────────────────────
     def _branch(self, table: Table) -> Iterator[Violation]:
@@ -216,8 +238,8 @@ class Checker:
         if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
             passed = replace(before, foreign=(before.foreign | appended) - removed)
             self._passed[snapshot.snapshot_id] = passed
-            if "icefront.upkeep" in said:
-                # Ours too, and it must change no row.
+            if "icefront.upkeep" in said or not _appends(snapshot):
+                # Upkeep, ours or another's, must change no row of ours. What only appends can lose none.
                 yield from self._rows_at(table, snapshot, _print(passed.frontier), passed.foreign)
             return
         frontier, writer = _at(said["icefront.frontier"]), said["icefront.writer"]
@@ -276,11 +298,13 @@ class Checker:
         schema = table.schemas()[schema_id]
         key = self.subject.keys[0]
         read = list(rows)
-        theirs = sorted(row[key] for row in read if row[key] >= FOREIGN)
+        theirs = [row for row in read if row[key] >= FOREIGN]
         ours = [row for row in read if row[key] < FOREIGN]
         self.rows += len(read)
-        if theirs != sorted(foreign):
-            yield Violation(Kind.FOREIGN, where, _few(sorted(foreign)), _few(theirs))
+        if (found := sorted(row[key] for row in theirs)) != sorted(foreign):
+            yield Violation(Kind.FOREIGN, where, _few(sorted(foreign)), _few(found))
+        if changed := [row for row in theirs if any(row[name] is not None for name in row.keys() - {*self.subject.keys})]:
+            yield Violation(Kind.FOREIGN, where, "keys and nothing else", f"{len(changed)} rows such as {changed[0]}"[:400])
         expected = self.subject.expected(frontier)
         if difference := compare(expected, ours, schema, self.subject.keys, _SHOWN):
             yield Violation(Kind.ROWS, where, f"{len(expected)} rows as the feed says", f"{len(ours)} rows, {_told(difference)}")
@@ -297,7 +321,9 @@ class Checker:
         where = f"snapshot {snapshot.snapshot_id} by {engine}"
         try:
             found = list(self._compare(table, snapshot, _print(passed.frontier), passed.foreign, read(table), where))
-        except Exception as error:  # noqa: BLE001 — whatever hinders reading is what is to be told
+        except Exception as error:
+            if trouble_of(error) is not None:
+                raise
             found = [Violation(Kind.UNREADABLE, where, "a table that can be read", f"{type(error).__name__}: {error}"[:400])]
         self.violations += found
         return self.violations[before:]
@@ -373,11 +399,23 @@ class Checker:
 
 
 @dataclass(frozen=True, slots=True)
+class _Noted:
+    """A file of a staged epoch, whose changes end at `upper`."""
+
+    size: int
+    upper: At
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     status: ManifestEntryStatus
     path: str
     size: int
     equality: bool
+
+
+def _appends(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.APPEND
 
 
 def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -> Iterator[Violation]:
@@ -451,6 +489,30 @@ def by_datafusion(table: Table) -> Iterable[Row]:
     return found
 
 
-def second_engine() -> str | None:
-    """Name the second engine that reads equality deletes, with its version; None where it is not installed."""
-    return f"DataFusion {metadata.version('datafusion')}" if find_spec("datafusion") else None
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine with its version; or why it cannot be run here."""
+
+    name: str = ""
+    why_not: str = ""
+
+
+def second_engine() -> Engine:
+    """Try the second engine that reads equality deletes on a table of one row: one that is broken says nothing about other tables."""
+    if find_spec("datafusion") is None:
+        return Engine(why_not="datafusion is not installed")
+    try:
+        with TemporaryDirectory() as folder:
+            catalog = InMemoryCatalog("tried", warehouse=f"file://{folder}")
+            catalog.create_namespace("t")
+            table = catalog.create_table("t.one", _ONE.schema)
+            table.append(_ONE)
+            found = list(by_datafusion(table))
+            name = f"DataFusion {metadata.version('datafusion')}"
+    except Exception as error:  # noqa: BLE001 — whatever hinders it is what is to be told
+        return Engine(why_not=" ".join(f"datafusion cannot be used: {type(error).__name__}: {error}".split())[:300])
+    return (
+        Engine(name)
+        if found == _ONE.to_pylist()
+        else Engine(why_not=f"datafusion reads {found} from a table with {_ONE.to_pylist()}")
+    )

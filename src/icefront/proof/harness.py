@@ -325,18 +325,18 @@ def quick_jvm() -> dict[str, str]:
     }
 
 
+def has_class_archive() -> bool:
+    """Say whether `class_archive` was made on this machine already."""
+    return _archive().exists()
+
+
 @cache
 def class_archive() -> Path:
     """Return Spark's and Iceberg's classes as the JVM keeps them in memory, made once on a machine: starting is much faster with them.
 
     The JVM itself checks that they are those of its jars, at the same place and of the same time, and goes without them if not.
     """
-    spark = find_spec("pyspark")
-    assert spark is not None
-    assert spark.origin is not None
-    jars_of = Path(spark.origin).parent / "jars"
-    what = f"{require_java().version} {version('pyspark')} {jars_of} {jars_of.stat().st_mtime_ns} {_class_path()} {_JAVA}"
-    archive = jars.cache_folder().parent / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
+    archive = _archive()
     archive.parent.mkdir(parents=True, exist_ok=True)
     with archive.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one makes them, the others wait
@@ -345,6 +345,16 @@ def class_archive() -> Path:
                 _train(Path(folder), made := Path(folder, "classes.jsa"))
                 made.replace(archive)
     return archive
+
+
+def _archive() -> Path:
+    """Name it by all that it is made of."""
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    jars_of = Path(spark.origin).parent / "jars"
+    what = f"{require_java().version} {version('pyspark')} {jars_of} {jars_of.stat().st_mtime_ns} {_class_path()} {_JAVA}"
+    return jars.cache_folder().parent / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
 
 
 def _train(folder: Path, archive: Path) -> None:

@@ -16,23 +16,27 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from shlex import quote
 from typing import Any, Protocol
+from uuid import uuid4
 
 from icefront.core.errors import IcefrontError
-from icefront.proof.checker import Kind, Violation, by_datafusion, second_engine
+from icefront.proof.checker import Engine, Kind, Violation, by_datafusion, second_engine
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
 from icefront.proof.harness import PROGRAM
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
 from icefront.proof.scene import Broken, Cut, Lake, Scene
+from icefront.proof.trouble import look_around, trouble_of
 
 OVERTIME = 6.0
 """A run that has not struck with every kind goes on for up to so many times its minutes."""
+DOUBTFUL = {Kind.UNREADABLE, "exit", "stuck", "behind"}
+"""Violations that a full disk or a lost catalog explains as well; all others are seen in the table itself."""
 _LATE = 2.0
 _LAST_RUNS = 3
 _PROXY_FAULTS = 3
@@ -63,14 +67,20 @@ class Report:
     snapshots: int = 0
     rows: int = 0
     blind: int = 0
-    """At how many looks the state file was damaged, and staged files were not looked at."""
+    """At how many looks the state file was damaged or gone: files that were staged since the look before were not seen."""
     violations: list[Violation] = field(default_factory=list)
     during: str = ""
     """The life that is being played, or in which something was found."""
     engines: list[str] = field(default_factory=list)
+    why_not: str = ""
+    """Why the second engine was not run."""
     seconds: float = 0.0
     interrupted: bool = False
+    error: IcefrontError | None = None
+    """What ended it that is not the table's: a full disk, a catalog that is away."""
     uri: str | None = None
+    left: list[str] = field(default_factory=list)
+    """The namespaces that stay in the user's own catalog."""
 
     @property
     def missing(self) -> Sequence[str]:
@@ -95,7 +105,10 @@ class Report:
             "minutes": self.minutes,
             "seconds": round(self.seconds, 1),
             "interrupted": self.interrupted,
+            "error": self.error.fact if self.error else None,
             "engines": self.engines,
+            "second_engine_not_run": self.why_not or None,
+            "namespaces_left": self.left,
             "scenes": self.scenes,
             "lives": self.lives,
             "epochs": self.epochs,
@@ -170,6 +183,7 @@ class Prove:
         self._begun = time.monotonic()
         self._asked_to_end = False
         self._count: Callable[[], None] = lambda: None
+        self._second = Engine()
         kinds = {fault.name: fault.about for fault in (FIRST, *LIVES.values(), *BLOWS.values())}
         if uri is not None:
             kinds |= {name: _about(name) for name in RANDOM_FAULTS}
@@ -178,6 +192,8 @@ class Prove:
     def __call__(self) -> Report:
         """Go on until the time is up and every kind was struck, or something is wrong, or Ctrl-C."""
         self._begun = time.monotonic()
+        self._second = second_engine()
+        self.report.why_not = self._second.why_not
         try:
             with ExitStack() as stack:
                 proxy = stack.enter_context(FaultProxy(self._uri, late=_LATE)) if self._uri else None
@@ -186,6 +202,10 @@ class Prove:
                 self._play_all(lake)
         except KeyboardInterrupt:
             self.report.interrupted = True
+        except Exception as error:
+            self.report.error = error if isinstance(error, IcefrontError) else trouble_of(error)
+            if self.report.error is None:
+                raise
         self.report.seconds = time.monotonic() - self._begun
         return self.report
 
@@ -206,35 +226,48 @@ class Prove:
     def _play_one(self, folder: Path, lake: Lake) -> None:
         choices = self._choices("scene", self.report.scenes)
         number = self._seed + self.report.scenes
-        scene = Scene(folder, f"prove_{choices.getrandbits(32):08x}", choices, lake, self._program, number)
+        # Not by the seed: in a catalog that is not ours alone, what another proof left must not be in the way.
+        scene = Scene(folder, f"prove_{uuid4().hex[:12]}", choices, lake, self._program, number)
+        if self._uri is not None:
+            self.report.left.append(scene.name)
         past = replace(self.report)
         self._count = lambda: self._add(past, scene)
         try:
             with scene:
                 self._play(scene)
         except Broken as broken:
-            scene.checker.check()  # what a run did wrong may have left its traces
-            self.report.violations = list(dict.fromkeys([broken.violation, *scene.checker.violations]))
-            self.report.during = ", ".join([self.report.during, *self._dealt])
+            self._end(scene, broken.violation)
         except KeyboardInterrupt:
             self._clear(scene)
             raise
-        except IcefrontError:
-            raise
-        except Exception as error:  # noqa: BLE001 — a table that cannot be looked at any more is what is to be told
-            scene.folder.joinpath("error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        except Exception as error:
+            if isinstance(error, IcefrontError) or trouble_of(error) is not None:
+                raise
+            # A table that cannot be looked at any more is what is to be told.
+            with suppress(OSError):  # a disk without room must not be one error more
+                scene.folder.joinpath("error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-            self.report.violations = [Violation(Kind.UNREADABLE, folder.name, "a scene that can be played on", said)]
-            self.report.during = ", ".join([self.report.during, *self._dealt])
+            self._end(scene, Violation(Kind.UNREADABLE, folder.name, "a scene that can be played on", said))
         else:
             self._clear(scene)
         finally:
             self._count()
 
+    def _end(self, scene: Scene, violation: Violation) -> None:
+        """End it with something that must not be; raises ConnectionFailed when there is another reason for what was seen."""
+        if all(found.kind in DOUBTFUL for found in (violation, *scene.checker.violations)):
+            look_around(scene.folder, self._uri)
+        self.report.during = ", ".join([self.report.during, *self._dealt])
+        self.report.violations = [violation]
+        scene.checker.check()  # what a run did wrong may have left its traces
+        self.report.violations = list(dict.fromkeys([violation, *scene.checker.violations]))
+
     def _clear(self, scene: Scene) -> None:
         """Remove what nobody has to look at."""
         if not self._keep:
             scene.drop()
+            if self._uri is not None:
+                self.report.left.remove(scene.name)
             shutil.rmtree(scene.folder)
 
     def _play(self, scene: Scene) -> None:
@@ -313,7 +346,7 @@ class Prove:
         scene.strike = lambda: None
         self._catch_up(scene)
         self.report.engines = [f"Spark {version('pyspark')}"]
-        if engine := second_engine():
+        if engine := self._second.name:
             for violation in scene.checker.check_with(engine, by_datafusion):
                 raise Broken(violation)
             self.report.engines.append(engine)

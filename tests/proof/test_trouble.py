@@ -1,0 +1,206 @@
+"""What is not the table's ends a proof without a verdict: a full disk, a catalog that is away, a machine on which it cannot be done."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+
+from icefront.cli import proving
+from icefront.cli.proving import exit_code
+from icefront.proof import trouble
+from icefront.proof.checker import Kind, Violation
+from icefront.proof.prove import Prove, Report
+from icefront.proof.scene import Broken
+from tests.cli.projects import icefront
+
+NOBODY = "http://127.0.0.1:9"
+FULL = OSError(errno.ENOSPC, "No space left on device")
+GAP = Violation(Kind.GAP, "snapshot 1", "an epoch", "none")
+EXIT = Violation("exit", "run 1 of scene-1", "an end with 0", "1")
+
+
+class Played:
+    """A scene in which nothing happens but what `play` does; it knows how it was named, and whether it was dropped."""
+
+    named: list[str]
+    dropped: list[str]
+
+    def __init__(self, folder: Path, name: str, *_: Any) -> None:
+        self.folder, self.name = folder, name
+        self.checker = SimpleNamespace(violations=[], check=list)
+        folder.mkdir()
+        Played.named.append(name)
+
+    def drop(self) -> None:
+        Played.dropped.append(self.name)
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+Proves = Callable[..., Report]
+
+
+@pytest.fixture
+def proves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proves:
+    """Prove it with scenes that end the way that is given."""
+    Played.named, Played.dropped = [], []
+    monkeypatch.setattr("icefront.proof.prove.Scene", Played)
+    monkeypatch.setattr(Prove, "_add", lambda *_: None)
+
+    def prove(end: Exception | None = None, log: str = "", **given: Any) -> Report:
+        def play(prove: Prove, scene: Any) -> None:
+            prove.report.epochs += 7
+            said = scene.folder / "driver-1" / "stderr"
+            said.parent.mkdir()
+            said.write_text(log)
+            if end is not None:
+                raise end
+
+        monkeypatch.setattr(Prove, "_play", play)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        with proving.Screen(quiet=True) as screen:
+            return Prove(folder, screen, minutes=0.0001, seed=1, **given)()
+
+    return prove
+
+
+# ── while it runs ──────────────────────────────────────────────────────────────────────────
+def test_a_scene_that_ends_in_an_error_is_a_violation_with_its_folder(proves: Proves, tmp_path: Path) -> None:
+    """A metadata file that is gone, and whoever looks at the table fails."""
+    done = proves(FileNotFoundError("00003.metadata.json"))
+    assert [str(found) for found in done.violations] == [
+        "unreadable: scene-1: expected a scene that can be played on, found FileNotFoundError: 00003.metadata.json"
+    ]
+    assert exit_code(done) == 7
+    (told,) = tmp_path.glob("*/scene-1/error.txt")
+    assert "FileNotFoundError" in told.read_text()
+
+
+@pytest.mark.parametrize(
+    ("end", "log", "said"),
+    [
+        (FULL, "", "a disk is full: [Errno 28] No space left on device"),
+        (requests.ConnectionError("refused"), "", "the catalog does not answer any more: ConnectionError: refused"),
+        (Broken(EXIT), "error: a disk is full: No space left on device", "a disk is full: error: a disk is full"),
+    ],
+)
+def test_what_is_not_the_table_s_ends_it_with_the_report_so_far(proves: Proves, end: Exception, log: str, said: str) -> None:
+    done = proves(end, log)
+    assert (exit_code(done), done.violations, done.epochs) == (3, [], 7)
+    assert str(done.error).startswith(said)
+    assert str(done.to_dict()["error"]).startswith(said)
+
+
+def test_runs_that_fail_on_a_disk_without_room_say_nothing_about_the_table(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    assert exit_code(proves(Broken(EXIT))) == 3
+
+
+def test_runs_that_fail_while_the_catalog_is_away_say_nothing_about_the_table(proves: Proves) -> None:
+    assert exit_code(proves(Broken(EXIT))) == 7, "an embedded catalog is never away"
+    done = proves(Broken(EXIT), uri=NOBODY)
+    assert (exit_code(done), done.violations) == (3, [])
+    assert NOBODY in str(done.error)
+
+
+@pytest.mark.parametrize("log", ["", "No space left on device"])
+def test_what_was_seen_in_the_table_itself_is_a_violation_in_all_circumstances(proves: Proves, log: str) -> None:
+    assert proves(Broken(GAP), log, uri=NOBODY).violations == [GAP]
+
+
+# ── what is left in a catalog of the user's ────────────────────────────────────────────────
+def test_a_seed_is_repeated_in_a_namespace_of_another_name(proves: Proves) -> None:
+    """What a proof left, or another one does at the same time, is not in its way."""
+    for _ in range(2):
+        proves()
+    one, other = Played.named
+    assert one != other
+    assert one.startswith("prove_")
+
+
+@pytest.mark.parametrize(
+    ("end", "keep", "said"),
+    [(None, False, ""), (None, True, "is left"), (Broken(GAP), False, "is left"), (FULL, False, "may be left")],
+)
+def test_a_namespace_that_stays_is_told(
+    proves: Proves, end: Exception | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, keep: bool
+) -> None:
+    done = proves(end, uri=NOBODY, keep=keep)
+    (name,) = Played.named
+    assert Played.dropped == ([] if said else [name])
+    assert done.to_dict()["namespaces_left"] == ([name] if said else [])
+    (tmp_path / "folder").mkdir()
+    proving._clean_up(done, tmp_path / "folder", keep=keep)
+    told = capsys.readouterr().err
+    assert (f"namespace {name} {said} in {NOBODY}" in told) == bool(said)
+    assert (tmp_path / "folder").exists() == ("everything is in" in told) == (keep or bool(done.violations))
+
+
+# ── before it begins ───────────────────────────────────────────────────────────────────────
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=trouble.ROOM - 1))
+
+
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: not path.is_relative_to("/proc") and exists(path))
+
+
+@pytest.mark.parametrize(
+    ("without", "arguments", "code", "said"),
+    [
+        (None, ["--minutes", "inf"], 2, "inf minutes have no end"),
+        (None, ["--minutes", "nan"], 2, "greater than or equal to 0.1"),
+        (None, ["--catalog", "rest"], 2, "a REST catalog has an address"),
+        (None, ["--catalog", "rest", "--uri", NOBODY], 3, f"the catalog at {NOBODY} cannot be used: ConnectionError"),
+        (no_java, [], 2, "/nonexistent"),
+        (no_room, [], 3, "1,000 MB left, and a proof needs 1,000 MB"),
+        (no_processes, [], 2, "this system has no /proc"),
+    ],
+)
+def test_what_cannot_be_proved_here_is_refused_before_anything_is_made(
+    without: Callable[[pytest.MonkeyPatch], None] | None,
+    arguments: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(*_: object) -> Report:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(proving, "class_archive", begin)
+    monkeypatch.setattr(Prove, "__call__", begin)
+    if without is not None:
+        without(monkeypatch)
+    refused = icefront("prove", *arguments)
+    assert (refused.exit_code, said in refused.stderr) == (code, True), refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_nobody_foresaw_says_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Prove) -> Report:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(proving, "has_class_archive", lambda: True)
+    monkeypatch.setattr(Prove, "__call__", fail)
+    ended = icefront("prove", "--seed", "1")
+    (folder,) = tmp_path.glob("icefront-prove-*")
+    assert (ended.exit_code, f"everything is in {folder}" in ended.stderr) == (1, True)
