@@ -34,7 +34,7 @@ def test_the_wheel_has_types_schemas_the_jar_lock_and_the_entry_point(tmp_path: 
     assert {"icefront/py.typed", "icefront/spark/jars.lock", "icefront/schemas/pipeline.schema.json"} <= names
     assert not [n for n in names if n.startswith(("tests", "bench"))]
     assert "icefront = icefront.cli:main" in points
-    assert "Provides-Extra: spark" in metadata
+    assert {"Provides-Extra: spark", "Provides-Extra: prove"} <= set(metadata.splitlines())
 
 
 def test_the_pipeline_in_the_readme_loads(tmp_path: Path) -> None:

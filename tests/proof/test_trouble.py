@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
+from typer.testing import Result
 
 from icefront.cli import proving
 from icefront.cli.proving import exit_code
+from icefront.core.errors import ConnectionFailed
 from icefront.proof import trouble
 from icefront.proof.checker import Kind, Violation
 from icefront.proof.prove import Prove, Report
@@ -194,13 +199,42 @@ def test_what_cannot_be_proved_here_is_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_that_nobody_foresaw_says_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# ── how it ends ────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Prove], Report]], Result]:
+    """Let a proof end in a way, and tell how the command does."""
+
+    def prove(end: Callable[[Prove], Report]) -> Result:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the test run stay
+        monkeypatch.setattr(proving, "has_class_archive", lambda: False)
+        monkeypatch.setattr(proving, "class_archive", lambda: None)
+        monkeypatch.setattr(Prove, "__call__", end)
+        return icefront("prove", "--seed", "1")
+
+    return prove
+
+
+def test_an_error_that_nobody_foresaw_says_where_everything_is(ends: Callable[..., Result], tmp_path: Path) -> None:
     def fail(_: Prove) -> Report:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(proving, "has_class_archive", lambda: True)
-    monkeypatch.setattr(Prove, "__call__", fail)
-    ended = icefront("prove", "--seed", "1")
+    ended = ends(fail)
     (folder,) = tmp_path.glob("icefront-prove-*")
     assert (ended.exit_code, f"everything is in {folder}" in ended.stderr) == (1, True)
+
+
+def test_a_catalog_that_goes_away_leaves_the_report_and_no_folder(ends: Callable[..., Result], tmp_path: Path) -> None:
+    def lose(prove: Prove) -> Report:
+        return replace(prove.report, struck=Counter(zombie=3), error=ConnectionFailed("it is away", "bring it back"))
+
+    ended = ends(lose)
+    assert "zombie\t3" in ended.stdout
+    assert "Ended by what is not the table's" in ended.stdout
+    assert (ended.exit_code, "error: it is away\n  → bring it back" in ended.stderr) == (3, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_time_on_a_machine_says_what_it_prepares_and_keeps(ends: Callable[..., Result]) -> None:
+    said = "preparing Spark's classes, once on this machine: half a minute, and 150 MB in the cache …"
+    assert said in ends(lambda prove: prove.report).stderr

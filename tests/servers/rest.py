@@ -1,5 +1,7 @@
 """Iceberg's own REST catalog server: a JDBC catalog on SQLite behind HTTP, with a warehouse in a local folder.
 
+`python -m tests.servers.rest` starts one for somebody who wants a catalog to try things on, in a temporary folder, until Ctrl-C.
+
 It listens on all interfaces (it has no setting for that): a random port, and only while tests run. It also sets SO_REUSEPORT, so
 two of them on one port do not fail: they share the connections, and clients see two catalogs by turns. A port that was merely free a
 moment ago is therefore not good enough; ours is reserved. Its multi-table transaction endpoint loses changes under contention, so it
@@ -10,8 +12,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import sys
+import tempfile
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,3 +96,19 @@ def _hadoop() -> list[Path]:
 def _variable(key: str) -> str:
     """The server takes catalog properties as environment variables: `io-impl` → `CATALOG_IO__IMPL`, `rest.port` → `CATALOG_REST_PORT`."""
     return "CATALOG_" + key.replace("-", "__").replace(".", "_").upper()
+
+
+def main() -> None:
+    """Start a catalog, print its address, and keep it until Ctrl-C."""
+    # Asked to be terminated we leave the way Ctrl-C does: with the server and its folder.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="icefront-rest-") as folder, RestCatalog(Path(folder)) as server:
+        sys.stdout.write(f"{server.uri}\n")
+        sys.stdout.flush()
+        sys.stderr.write(f"its tables and its log are in {folder} until Ctrl-C\n")
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()
