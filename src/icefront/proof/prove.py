@@ -192,9 +192,9 @@ class Prove:
     def __call__(self) -> Report:
         """Go on until the time is up and every kind was struck, or something is wrong, or Ctrl-C."""
         self._begun = time.monotonic()
-        self._second = second_engine()
-        self.report.why_not = self._second.why_not
         try:
+            self._second = second_engine()
+            self.report.why_not = self._second.why_not
             with ExitStack() as stack:
                 proxy = stack.enter_context(FaultProxy(self._uri, late=_LATE)) if self._uri else None
                 lake = Lake(self._folder / "lake", self._uri, proxy)
