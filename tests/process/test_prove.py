@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from icefront.cli.proving import Screen
-from icefront.proof.failpoints import OF_A_RUN
+from icefront.proof.failpoints import OF_A_RUN, OF_UPKEEP
 from icefront.proof.faults import BLOWS, FIRST, LIVES
 from icefront.proof.harness import wait_until
 from icefront.proof.prove import Prove
@@ -30,6 +30,7 @@ from tests.servers.rest import RestCatalog
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
 KINDS = {FIRST.name, *LIVES, *BLOWS}
+ON_REST = {kind for kind in KINDS if kind not in LIVES or not LIVES[kind].embedded} | set(RANDOM_FAULTS)
 SABOTAGED = """
 import json, sys
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_sur
     rest_catalog: RestCatalog, tmp_path: Path
 ) -> None:
     """Of all kinds that there are: those of the proxy in front of the catalog come on top of the others."""
-    report = survives(tmp_path, KINDS | set(RANDOM_FAULTS), "--seed", "8", "--catalog", "rest", "--uri", rest_catalog.uri)
+    report = survives(tmp_path, ON_REST, "--seed", "8", "--catalog", "rest", "--uri", rest_catalog.uri)
     assert report["namespaces_left"] == []
     left = load_catalog("near", **rest_catalog.properties).list_namespaces()
     assert not [name for (name, *_) in left if name.startswith("prove_")]
@@ -180,3 +181,5 @@ def test_every_failpoint_is_one_at_which_some_life_ends() -> None:
     places = {*faults.BEFORE_COMMIT, *faults.AFTER_COMMIT, *faults.IN_CLAIM, *faults.IN_CREATION, *faults.IN_ALTERATION}
     assert OF_A_RUN.keys() - places == {"observe.before"}
     assert places <= OF_A_RUN.keys()
+    expiry = {place for place in OF_UPKEEP if place.startswith("expire.")}  # which others do
+    assert OF_UPKEEP.keys() - expiry == set(faults.IN_UPKEEP)

@@ -1,15 +1,19 @@
-"""What another program meets in the table: a conflict is tried again, anything else is told at once and as it was."""
+"""When a fault has struck: what another program meets in the table, what it did there, and which runs were refused."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from icefront.proof import faults
-from icefront.proof.scene import Broken
+from icefront.proof.harness import FENCED
+from icefront.proof.scene import Broken, Lake, Scene
 
 ICEBERG = "org.apache.iceberg.exceptions"
 
@@ -69,3 +73,163 @@ def test_a_rival_that_comes_first_every_time_leaves_the_blow_undone() -> None:
 def test_conflicts_without_end_are_told_with_the_last_of_them() -> None:
     with pytest.raises(Broken, match=r"attempt 6: Raised: .*CommitFailedException"):
         faults._by_another_program(scene(*[Raised(f"{ICEBERG}.CommitFailedException")] * 9), "CALL …")
+
+
+# ── what others did ────────────────────────────────────────────────────────────────────────
+class Untouched:
+    """A lake whose session nobody may ask for."""
+
+    @property
+    def spark(self) -> Any:
+        raise AssertionError("a session was started")
+
+
+@pytest.mark.parametrize("blow", ["foreign-append", "compaction", "respec", "manifests", "settle", "orphans"])
+def test_a_table_without_rows_is_left_alone_and_no_session_is_started_for_it(blow: str) -> None:
+    empty: Any = SimpleNamespace(
+        checker=SimpleNamespace(frontier=(0, 0)),
+        lake=Untouched(),
+        table="lake.t.orders",
+        rivals=[],
+        settled=False,
+        load=lambda: None,
+    )
+    assert not faults.BLOWS[blow].strike(empty)
+
+
+def answering(answer: Callable[[str], Any], table: Any) -> Any:
+    """A scene with this table, whose session answers statements."""
+    made = scene()
+    made.lake.spark.sql = lambda statement: SimpleNamespace(collect=lambda: answer(statement))
+    made.rng, made.load, made.table = Random(1), lambda: table, "lake.t.orders"
+    return made
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_orphans_count_when_the_one_that_was_planted_is_gone(tmp_path: Path, *, removes: bool) -> None:
+    (tmp_path / "data").mkdir()
+    planted: list[Path] = []
+
+    def remove(_statement: str) -> Sequence[Any]:
+        planted.extend(tmp_path.glob("data/*"))
+        for path in planted if removes else ():
+            path.unlink()
+        return []
+
+    table = SimpleNamespace(location=tmp_path.as_uri)
+    assert faults.BLOWS["orphans"].strike(answering(remove, table)) is removes
+    assert len(planted) == 1
+
+
+@pytest.mark.parametrize("rewritten", [3, 0])
+def test_a_rewrite_into_another_spec_counts_when_files_were_rewritten_and_makes_that_spec_where_there_is_none(
+    rewritten: int,
+) -> None:
+    statements: list[str] = []
+    specs = {0: "unpartitioned"}
+
+    def execute(statement: str) -> Sequence[Any]:
+        statements.append(statement)
+        if "ADD PARTITION FIELD" in statement:
+            specs[1] = "by bucket"
+        return [(rewritten,)]
+
+    table = SimpleNamespace(specs=lambda: specs, metadata=SimpleNamespace(default_spec_id=0))
+    for _ in range(2):
+        assert faults.BLOWS["respec"].strike(answering(execute, table)) is (rewritten > 0)
+    assert [words[0:2] if (words := s.split())[0] == "CALL" else words[3] for s in statements] == [
+        "ADD",
+        "DROP",
+        ["CALL", "lake.system.rewrite_data_files(table"],
+        ["CALL", "lake.system.rewrite_data_files(table"],
+    ]
+    assert all("'output-spec-id', '1'" in s for s in statements[2:])
+
+
+def test_a_rollback_goes_to_a_snapshot_of_the_branch_that_ends_below_its_frontier() -> None:
+    def snapshot(number: int, parent: int | None, frontier: str | None) -> Any:
+        summary = SimpleNamespace(additional_properties={"icefront.frontier": frontier} if frontier else {})
+        return SimpleNamespace(snapshot_id=number, parent_snapshot_id=parent, summary=summary)
+
+    snapshots = [
+        snapshot(1, None, "0.0000000000"),
+        snapshot(2, 1, "10.0000000000"),
+        snapshot(3, 2, None),  # somebody else's
+        snapshot(4, 3, "20.0000000000"),
+        snapshot(5, 4, "20.0000000000"),  # a claim
+        snapshot(9, 2, "15.0000000000"),  # of another branch
+    ]
+    table: Any = SimpleNamespace(metadata=SimpleNamespace(snapshots=snapshots, current_snapshot_id=5))
+    assert faults._older_snapshots(table) == [2, 1]
+
+
+# ── runs that are refused ──────────────────────────────────────────────────────────────────
+class Ended:
+    """A run that has ended, or one that goes on and publishes."""
+
+    pid = 0
+    stderr = ""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def wake(self) -> None: ...
+
+    def wait(self) -> int:
+        assert self.code is not None
+        return self.code
+
+    def epochs(self) -> Sequence[str]:
+        return ["an epoch"]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A scene in which no process was started, and no table is."""
+    monkeypatch.setattr("icefront.proof.harness.quick_jvm", dict)
+    return Scene(tmp_path / "scene-1", "prove_1", Random(1), Lake(tmp_path / "lake"))
+
+
+def played(stage: Scene, *codes: int | None) -> Any:
+    """Let runs begin that end so, or go on."""
+    runs: list[Any] = [Ended(code) for code in codes]
+    stage._drivers.extend(runs)
+    return runs
+
+
+def test_of_several_runs_at_once_one_must_go_on_and_all_others_be_refused(stage: Scene) -> None:
+    refused, goes_on, too = runs = played(stage, FENCED, None, FENCED)
+    assert faults._the_one_that_goes_on(stage, runs) is goes_on
+    with pytest.raises(Broken, match="expected one that goes on, found all were refused"):
+        faults._the_one_that_goes_on(stage, [refused, too])
+    with pytest.raises(Broken, match="expected an end with 4, found 0"):
+        faults._the_one_that_goes_on(stage, [*played(stage, 0), goes_on])
+
+
+def test_one_that_is_refused_a_moment_later_did_not_go_on(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, later = runs = played(stage, FENCED, None)
+
+    def end() -> Sequence[str]:
+        later.code = FENCED
+        return []
+
+    monkeypatch.setattr(later, "epochs", end)
+    with pytest.raises(Broken, match="all were refused"):
+        faults._the_one_that_goes_on(stage, runs)
+    assert refused.code == FENCED
+
+
+def test_a_zombie_counts_when_it_is_refused_and_not_before(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    struck: list[str] = []
+    stage.struck = struck.append
+    zombie, other = played(stage, FENCED, FENCED)
+    stage.leave(zombie, "zombie")
+    stage.leave(other)
+    stage._overtake(stage.old)
+    assert stage.old == [zombie, other]
+    assert not struck
+    monkeypatch.setattr(stage, "owner", lambda: "its successor")
+    stage._overtake(list(stage.old))
+    assert not stage.old
+    assert struck == ["zombie"]
+    assert faults.LIVES["zombie"].later

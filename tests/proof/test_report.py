@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -20,10 +21,10 @@ from icefront.cli import proving
 from icefront.cli.proving import exit_code
 from icefront.core.errors import ConnectionFailed
 from icefront.proof.checker import Violation
-from icefront.proof.faults import BLOWS, FIRST, LIVES
-from icefront.proof.prove import Prove, Report, needed
-from icefront.proof.proxy import RANDOM_FAULTS
-from icefront.proof.scene import TABLES
+from icefront.proof.faults import AFTER_COMMIT, BEFORE_COMMIT, BLOWS, FIRST, LIVES
+from icefront.proof.prove import Prove, Report, _came, needed
+from icefront.proof.proxy import RANDOM_FAULTS, Request, Strike
+from icefront.proof.scene import TABLES, Cut, Scene
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "prove.md"
@@ -51,27 +52,90 @@ def test_the_command_that_repeats_it_names_the_catalog(uri: str | None, where: s
     assert again == f"icefront prove --minutes 2.5 --seed 7{where}"
 
 
-def choices(folder: Path, seed: int) -> str:
-    """What is decided before anything happens, and in which order blows are dealt that can be dealt."""
-    made = Prove(folder, proving.Screen(quiet=True), minutes=3, seed=seed)
-    lives = [life.name for life in made._choices("scene", 1).sample(list(LIVES.values()), len(LIVES))]
-    return f"{lives} {[made._blows.deal(lambda name: len(name) % 3 > 0) for _ in range(40)]}"
+class Told:
+    """`proof.prove.Display`: what is told of each life, and of the blows in it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def moved(self, report: Report) -> None: ...
+
+    def lived(self, report: Report, what: str) -> None:
+        self.lines.append(f"{what} in scene {report.scenes}")
 
 
-def test_a_seed_chooses_the_same_every_time_and_another_one_chooses_otherwise(tmp_path: Path) -> None:
+def rehearsed(folder: Path, seed: int) -> str:
+    """What a proof does whose runs are all cut short at once: each life and its blows, how its run is armed, what the feed says."""
+    told = Told()
+
+    def start(_scene: Scene, armed: dict[str, str], *_: str) -> None:
+        told.lines.append(str(armed))
+        raise Cut("a rehearsal")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("icefront.proof.harness.quick_jvm", dict)
+        patch.setattr(Scene, "start", start)
+        Prove(folder, told, minutes=3, seed=seed)()
+    files = sorted((folder / "scene-1" / "feed").rglob("*.*"))
+    feed = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files))
+    return "\n".join([*told.lines, f"{len(files)} files, {feed.hexdigest()}"])
+
+
+def test_a_seed_does_the_same_every_time_and_another_one_does_otherwise(tmp_path: Path) -> None:
     """In another process too, where sets and dictionaries of names may have another order."""
     code = (
-        "import sys; from pathlib import Path; from tests.proof.test_report import choices; print(choices(Path(sys.argv[1]), 7))"
+        "import sys; from pathlib import Path; from tests.proof.test_report import rehearsed;"
+        "print(rehearsed(Path(sys.argv[1]), 7))"
     )
     told = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
+        [sys.executable, "-c", code, str(tmp_path / "there")],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "4711"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
-    assert told == choices(tmp_path, 7) != choices(tmp_path, 8)
+    assert told == rehearsed(tmp_path / "here", 7) != rehearsed(tmp_path / "otherwise", 8)
+    assert all(f"\n{life} was cut short" in f"\n{told}" for life in (FIRST.name, *LIVES))
+    assert "feed-restart" in told
+
+
+def test_over_a_proof_each_place_of_a_life_has_its_turn_before_one_comes_again(tmp_path: Path) -> None:
+    made = Prove(tmp_path, Told(), minutes=3, seed=7)
+
+    def dealt(life: str, places: tuple[str, ...], *, possible: int | None = None) -> list[str | None]:
+        return [made._deal(life, places, lambda place: place in places[:possible]) for _ in places]
+
+    assert sorted(filter(None, dealt("killed-before-commit", BEFORE_COMMIT))) == sorted(BEFORE_COMMIT)
+    assert sorted(filter(None, dealt("raised", (*BEFORE_COMMIT, *AFTER_COMMIT)))) == sorted((*BEFORE_COMMIT, *AFTER_COMMIT))
+    # What cannot be struck now keeps its turn.
+    assert set(dealt("killed-after-commit", AFTER_COMMIT, possible=2)) == set(AFTER_COMMIT[:2])
+    assert set(dealt("killed-after-commit", AFTER_COMMIT)) >= set(AFTER_COMMIT[2:])
+
+
+@pytest.mark.parametrize(
+    ("fault", "answers", "counts"),
+    [
+        ("503-before", [], True),
+        ("lost", [], False),
+        ("lost", [409], False),
+        ("lost", [200], True),
+        ("twice-second", [409, 409], False),
+        ("twice-second", [200, 409], True),
+        ("late-504", [], False),
+        ("late-504", [409], True),
+    ],
+)
+def test_a_struck_commit_counts_when_the_catalog_applied_it_or_got_it_late_or_was_never_to_get_it(
+    fault: str, answers: list[int], *, counts: bool
+) -> None:
+    assert _came(Strike(fault, Request("POST", "/v1/namespaces/n/tables/t", {}, b""), answers)) is counts
+
+
+def test_a_proof_before_a_rest_catalog_locks_no_database(tmp_path: Path) -> None:
+    embedded = Prove(tmp_path, Told(), minutes=3, seed=7).report.kinds
+    rest = Prove(tmp_path, Told(), minutes=3, seed=7, uri="http://127.0.0.1:1").report.kinds
+    assert embedded.keys() - rest.keys() == {"catalog-locked"}
 
 
 def test_tables_of_a_proof_take_turns_in_how_they_are_published_and_kept() -> None:

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from icefront.core.errors import ConnectionFailed, IcefrontError
+from pyiceberg.table import Table
+
+from icefront.core.errors import ConnectionFailed, IcefrontError, Stopped
+from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.failpoints import FailpointError
-from icefront.proof.harness import FENCED, KILLED, PATIENCE, Unexpected, wait_until
-from icefront.proof.scene import Broken, Scene
+from icefront.proof.harness import FENCED, KILLED, PATIENCE, Driver, Unexpected, wait_until
+from icefront.proof.scene import Broken, Cut, Scene, said
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
 
@@ -33,6 +38,9 @@ _BACK_OFF = 0.1
 """Seconds after the first conflict; twice as many after each one that follows."""
 _CONFLICTS = {f"org.apache.iceberg.exceptions.{name}" for name in ("CommitFailedException", "ValidationException")}
 """What Iceberg raises when another commit came between: the second when that one touched the same files."""
+_DAY = 86_400
+FIVE = 0.1
+"""How often five runs begin at once, and not two: they take as long as several lives."""
 STOPS = 2
 """How often a run is stopped on its way, beside the stops that every run has."""
 
@@ -44,15 +52,21 @@ class Fault:
     name: str
     about: str
     strike: Callable[[Scene], bool]
+    later: bool = False
+    """Whether it only counts when the run that it leaves behind is refused: the scene tells when."""
+    embedded: bool = False
+    """Whether it needs the embedded catalog."""
 
 
 LIVES: dict[str, Fault] = {}
 BLOWS: dict[str, Fault] = {}
 
 
-def _in(deck: dict[str, Fault], name: str, about: str) -> Callable[[Callable[[Scene], bool]], Callable[[Scene], bool]]:
+def _in(
+    deck: dict[str, Fault], name: str, about: str, *, later: bool = False, embedded: bool = False
+) -> Callable[[Callable[[Scene], bool]], Callable[[Scene], bool]]:
     def register(strike: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
-        deck[name] = Fault(name, about, strike)
+        deck[name] = Fault(name, about, strike, later, embedded)
         return strike
 
     return register
@@ -74,21 +88,32 @@ AFTER_COMMIT = ("publish.after", "heartbeat.after", "note.before", "note.after",
 IN_CLAIM = ("claim.before", "claim.before-commit", "claim.after")
 IN_CREATION = ("table.before", "table.after")
 IN_ALTERATION = ("schema.before", "schema.after", "partitioning.before", "partitioning.after")
+IN_RECOVERY = ("publish.before", "publish.before-commit", "publish.after", "note.before", "note.after")
+IN_UPKEEP = ("settle.before", "settle.before-commit", "settle.after", "compact.before", "compact.before-commit", "compact.after")
 ZOMBIE = ("write.after", "stage.before", "stage.after", "publish.before", "publish.before-commit", "publish.after", "note.before")
 
 
-def _hurt(scene: Scene, places: Sequence[str], action: str, code: int) -> bool:
+def _at_one(scene: Scene, life: str, places: Sequence[str], strike: Callable[[str], bool]) -> bool:
+    """Strike at that one of these places whose turn it is, and count it there."""
+    place = scene.deal(life, places, strike)
+    scene.places.update([place] if place else [])
+    return place is not None
+
+
+def _hurt(scene: Scene, life: str, places: Sequence[str], action: str, code: int) -> bool:
     """Start a run that is hurt at one of these places, and see it end so."""
-    place = scene.rng.choice(places)
-    if not _provoke(scene, place):
-        return False
-    driver = scene.begin({place: f"{action}@{scene.passing(place)}"}, stops=STOPS)
-    scene.follow(driver, STOPS)
-    scene.expect(driver, code)
-    if action == "raise" and FailpointError.__name__ not in driver.stderr:
-        raise Broken(Violation("exit", scene.named(driver), f"the exception of {place}", "another one: see its log"))
-    scene.places[place] += 1
-    return True
+
+    def strike(place: str) -> bool:
+        if not _provoke(scene, place):
+            return False
+        driver = scene.begin({place: f"{action}@{scene.passing(place)}"}, stops=STOPS)
+        scene.follow(driver, STOPS)
+        scene.expect(driver, code)
+        if action == "raise" and FailpointError.__name__ not in driver.stderr:
+            raise Broken(Violation("exit", scene.named(driver), f"the exception of {place}", "another one: see its log"))
+        return True
+
+    return _at_one(scene, life, places, strike)
 
 
 def _provoke(scene: Scene, place: str) -> bool:
@@ -101,34 +126,36 @@ def _provoke(scene: Scene, place: str) -> bool:
                 return False  # where there is no table yet, the run makes it as it is to be
             scene.repartition()
         case "heartbeat":
+            if scene.rivals:
+                return False
             scene.rest()
-            return not scene.rivals
     return True
 
 
 @_in(LIVES, "killed-before-commit", "a run is killed (SIGKILL) before an epoch is visible: observing, writing, staging")
 def _killed_before_commit(scene: Scene) -> bool:
-    return _hurt(scene, BEFORE_COMMIT, "kill", KILLED)
+    return _hurt(scene, "killed-before-commit", BEFORE_COMMIT, "kill", KILLED)
 
 
 @_in(LIVES, "killed-after-commit", "a run is killed after an epoch is visible, before that is noted and released")
 def _killed_after_commit(scene: Scene) -> bool:
-    return _hurt(scene, AFTER_COMMIT, "kill", KILLED)
+    return _hurt(scene, "killed-after-commit", AFTER_COMMIT, "kill", KILLED)
 
 
 @_in(LIVES, "killed-in-claim", "a run is killed while it claims the table")
 def _killed_in_claim(scene: Scene) -> bool:
-    place = scene.rng.choice(IN_CLAIM)
-    driver = scene.start({place: "kill@1"})
-    scene.strike()
-    scene.expect(driver, KILLED)
-    scene.places[place] += 1
-    return True
+    def strike(place: str) -> bool:
+        driver = scene.start({place: "kill@1"})
+        scene.strike()
+        scene.expect(driver, KILLED)
+        return True
+
+    return _at_one(scene, "killed-in-claim", IN_CLAIM, strike)
 
 
 @_in(LIVES, "killed-in-alteration", "a run is killed while it changes the table's schema or partitioning")
 def _killed_in_alteration(scene: Scene) -> bool:
-    return _hurt(scene, IN_ALTERATION, "kill", KILLED)
+    return _hurt(scene, "killed-in-alteration", IN_ALTERATION, "kill", KILLED)
 
 
 @_in(LIVES, "killed-in-recovery", "a run is killed with staged epochs, and the next one while it publishes them")
@@ -140,16 +167,36 @@ def _killed_in_recovery(scene: Scene) -> bool:
     first = scene.begin({"publish.before": f"delay:{PATIENCE:.0f}@{recovered + 1}", "stage.after": "kill@3"}, stops=0)
     scene.follow(first, 0, strike=False)
     scene.expect(first, KILLED)
-    place = scene.rng.choice(("publish.before", "publish.before-commit", "publish.after", "note.before", "note.after"))
-    second = scene.start({place: f"kill@{scene.rng.randint(1, 2)}"})
-    scene.expect(second, KILLED)
-    scene.places[place] += 1
-    return True
+
+    def strike(place: str) -> bool:
+        scene.expect(scene.start({place: f"kill@{scene.rng.randint(1, 2)}"}), KILLED)
+        return True
+
+    return _at_one(scene, "killed-in-recovery", IN_RECOVERY, strike)
+
+
+AT_ONCE = {"settle": {"files": 1, "every": "1s"}, "compact": {"files": 2, "every": "1s"}, "expire": "off"}
+"""Upkeep that is due after any two epochs: a run surely comes to do it."""
+
+
+@_in(LIVES, "killed-in-upkeep", "a run is killed while it settles or compacts, between its epochs")
+def _killed_in_upkeep(scene: Scene) -> bool:
+    def strike(place: str) -> bool:
+        if scene.settled and place.startswith("settle."):
+            return False  # it has no equality deletes
+        with scene.keeping(AT_ONCE):
+            # Nothing is done by others after its last stop, and all its epochs are still to come.
+            driver = scene.begin({place: "kill@1"}, stops=0)
+            scene.follow(driver, 0)
+            scene.expect(driver, KILLED)
+        return True
+
+    return _at_one(scene, "killed-in-upkeep", IN_UPKEEP, strike)
 
 
 @_in(LIVES, "raised", "a run meets an exception that nobody foresaw")
 def _raised(scene: Scene) -> bool:
-    return _hurt(scene, (*BEFORE_COMMIT, *AFTER_COMMIT), "raise", UNEXPECTED)
+    return _hurt(scene, "raised", (*BEFORE_COMMIT, *AFTER_COMMIT), "raise", UNEXPECTED)
 
 
 @_in(LIVES, "jvm-killed", "a run's JVM is killed in the middle of its work")
@@ -175,8 +222,7 @@ def _worker_killed(scene: Scene) -> bool:
     before, lost = driver.worker_times(), scene.lost_tasks()
     driver.wake()
     killed = _kill(driver.busy_worker(before))
-    if driver.code is None:
-        os.kill(driver.pid, signal.SIGTERM)
+    scene.drain(driver)
     scene.expect(driver, 0)
     return killed and scene.lost_tasks() > lost
 
@@ -192,40 +238,159 @@ def _kill(pid: int | None) -> bool:
     return True
 
 
-@_in(LIVES, "zombie", "a run is paused (SIGSTOP), overtaken by its successor, and woken: it must be refused")
+@_in(LIVES, "zombie", "a run is paused (SIGSTOP), overtaken by its successor, and woken: it must be refused", later=True)
 def _zombie(scene: Scene) -> bool:
-    place = scene.rng.choice(ZOMBIE)
-    # No other stop may come after it: it is there that the run is overtaken.
+    def strike(place: str) -> bool:
+        # No other stop may come after it: it is there that the run is overtaken.
+        driver = _standing(scene, place)
+        scene.leave(driver, "zombie")
+        return True
+
+    return _at_one(scene, "zombie", ZOMBIE, strike)
+
+
+def _standing(scene: Scene, place: str) -> Driver:
+    """Start a run that is left as it stands at one of its passings of this place."""
     driver = scene.begin({place: f"pause@{scene.passing(place)}"}, stops=0)
     if not scene.follow(driver, 1, leave=True):
         scene.expect(driver)
-    scene.leave(driver)
-    scene.places[place] += 1
-    return True
+    return driver
 
 
 @_in(
     LIVES,
-    "two-at-once",
-    "two runs claim the table in the same moment: one is refused, the other is later overtaken while it runs",
+    "several-at-once",
+    "two or five runs claim the table in the same moment: all but one are refused, that one is later overtaken while it runs",
 )
-def _two_at_once(scene: Scene) -> bool:
-    both = [scene.start({"claim.before-commit": "pause@1"}) for _ in range(2)]
-    for driver in both:
+def _several_at_once(scene: Scene) -> bool:
+    several = [scene.start({"claim.before-commit": "pause@1"}) for _ in range(5 if scene.rng.random() < FIVE else 2)]
+    for driver in several:
         scene.stands(driver)
     scene.strike()
-    for driver in both:
+    for driver in several:
         driver.wake()
     scene.grow()
-    try:
-        wait_until(lambda: any(driver.code is not None for driver in both))
-    except Unexpected:
-        both_go_on = Violation("stuck", f"{scene.named(both[0])} and {scene.named(both[1])}", "one that is refused", "both go on")
-        raise Broken(both_go_on) from None
-    refused, other = sorted(both, key=lambda driver: driver.code is None)
-    scene.leave(other)
-    scene.expect(refused, FENCED)
+    scene.leave(_the_one_that_goes_on(scene, several))
     return True
+
+
+def _the_one_that_goes_on(scene: Scene, several: Sequence[Driver]) -> Driver:
+    """See all but one of several runs refused, and that one publish."""
+    names = " and ".join(map(scene.named, several))
+
+    def left() -> Sequence[Driver]:
+        return [driver for driver in several if driver.code is None]
+
+    try:
+        wait_until(lambda: len(left()) <= 1)
+    except Unexpected:
+        raise Broken(Violation("stuck", names, "one that goes on", f"{len(left())} go on")) from None
+    goes_on = left()
+    if goes_on and not scene.sees(goes_on[0], goes_on[0].epochs, "an epoch of its own"):
+        goes_on = []
+    for driver in several:
+        if driver not in goes_on:
+            scene.expect(driver, FENCED)
+    if not goes_on:
+        raise Broken(Violation("stuck", names, "one that goes on", "all were refused"))
+    return goes_on[0]
+
+
+@_in(
+    LIVES,
+    "rolled-back",
+    "another program rolls the table back while a run is about to commit: it must stop, the next one too, and they go on when it is undone",
+)
+def _rolled_back(scene: Scene) -> bool:
+    with scene.keeping("off"):  # its JVM might still commit what it settled
+        driver = scene.begin({"publish.before-commit": "pause@2"}, stops=0)
+        # No blow at the last stop: an expiry would leave nothing to go back to.
+        if not (scene.follow(driver, 0) and scene.stands(driver)):
+            scene.expect(driver)
+        scene.check()
+        older = _older_snapshots(scene.load())
+        if not older or not _set_current(scene, scene.rng.choice(older)):
+            driver.wake()
+            scene.drain(driver)
+            scene.expect(driver, 0)
+            return False
+        try:
+            _are_stopped(scene, driver)
+        except Cut:
+            _set_current(scene, _before_rollback(scene))
+            raise
+        _set_current(scene, _before_rollback(scene))
+    scene.check()
+    return True
+
+
+def _are_stopped(scene: Scene, driver: Driver) -> None:
+    """See a run and its successor stop before a table that was rolled back, and leave it as it is."""
+    rolled_back = scene.metadata()
+    driver.wake()
+    scene.expect(driver, Stopped.exit_code)
+    scene.expect(scene.launch({}), Stopped.exit_code)
+    if (found := scene.metadata()) != rolled_back:
+        raise Broken(Violation("rolled-back", scene.table, f"the metadata {rolled_back}", found))
+
+
+def _older_snapshots(table: Table | None) -> Sequence[int]:
+    """Name the snapshots of the branch, newest first, that end below its frontier by their own word."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots} if table else {}
+    frontiers: list[tuple[Timestamp, int]] = []
+    at = by_id.get(table.metadata.current_snapshot_id or 0) if table else None
+    while at is not None:
+        if "icefront.frontier" in said(at):
+            frontiers.append((Timestamp.parse(said(at)["icefront.frontier"]), at.snapshot_id))
+        at = by_id.get(at.parent_snapshot_id or 0)
+    return [snapshot for frontier, snapshot in frontiers if frontier < frontiers[0][0]]
+
+
+def _before_rollback(scene: Scene) -> int:
+    """Name the snapshot that was current before the one that is, by the table's own log."""
+    table = scene.load()
+    assert table is not None
+    return table.metadata.snapshot_log[-2].snapshot_id
+
+
+def _set_current(scene: Scene, snapshot: int) -> bool:
+    return _procedure(scene, "set_current_snapshot", f"snapshot_id => {snapshot}") is not None
+
+
+@_in(
+    LIVES,
+    "catalog-locked",
+    "another program locks the embedded catalog's database while a run commits, which has to wait",
+    embedded=True,
+)
+def _catalog_locked(scene: Scene) -> bool:
+    driver = _standing(scene, "publish.before-commit")
+    before = scene.metadata()
+    known = len(_metadata_files(before))
+    with _locked(scene.lake.folder / "catalog.db"):
+        driver.wake()
+        # A commit writes the new metadata, then it asks the catalog to take it.
+        begun = scene.sees(driver, lambda: len(_metadata_files(before)) > known, "a commit that is begun")
+        time.sleep(scene.rng.uniform(0.5, 3.0))
+        waited = begun and scene.metadata() == before
+    if begun and scene.sees(driver, lambda: scene.metadata() != before, "a commit when the catalog is free again"):
+        scene.drain(driver)
+    scene.expect(driver, 0)
+    return waited
+
+
+def _metadata_files(one: str) -> Sequence[Path]:
+    """Find the metadata files that lie beside this one."""
+    return list(Path(urlsplit(one).path).parent.glob("*.metadata.json"))
+
+
+@contextmanager
+def _locked(database: Path) -> Iterator[None]:
+    """Keep others from writing to a SQLite file."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
+        holder.execute("ROLLBACK")
 
 
 @_in(LIVES, "drained", "a run is asked to end (SIGTERM) and finishes what is in flight")
@@ -233,17 +398,18 @@ def _drained(scene: Scene) -> bool:
     driver = scene.begin({}, stops=STOPS)
     asked = scene.follow(driver, STOPS)
     if asked:
-        os.kill(driver.pid, signal.SIGTERM)
+        scene.drain(driver)
     scene.expect(driver, 0)
     return asked
 
 
 def _killed_in_creation(scene: Scene) -> bool:
-    place = scene.rng.choice(IN_CREATION)
-    scene.grow(1)
-    scene.expect(scene.start({place: "kill@1"}), KILLED)
-    scene.places[place] += 1
-    return True
+    def strike(place: str) -> bool:
+        scene.grow(1)
+        scene.expect(scene.start({place: "kill@1"}), KILLED)
+        return True
+
+    return _at_one(scene, "killed-in-creation", IN_CREATION, strike)
 
 
 FIRST = Fault("killed-in-creation", "a run is killed while it creates the table", _killed_in_creation)
@@ -304,6 +470,8 @@ def _staged_lost(scene: Scene) -> bool:
 
 @_in(BLOWS, "foreign-append", "another program appends rows with keys of its own")
 def _foreign_append(scene: Scene) -> bool:
+    if scene.checker.frontier == (0, 0):
+        return False  # and no session is needed
     key = FOREIGN + next(scene.foreign)
     setting = f"spark.sql.iceberg.snapshot-property.{FOREIGN_ROWS}"
     scene.lake.spark.conf.set(setting, str(key))
@@ -318,6 +486,43 @@ def _compaction(scene: Scene) -> bool:
     return _rewrites(scene, "rewrite_data_files", "options => map('rewrite-all', 'true')")
 
 
+@_in(BLOWS, "respec", "another program rewrites the data files into another partition spec of the table's")
+def _respec(scene: Scene) -> bool:
+    spec = _another_spec(scene)
+    return spec is not None and _rewrites(
+        scene, "rewrite_data_files", f"options => map('rewrite-all', 'true', 'output-spec-id', '{spec}')"
+    )
+
+
+def _another_spec(scene: Scene) -> int | None:
+    """Choose a spec that the table does not write under now; where it has had one alone, another program gives it a second and takes that back."""
+    if scene.checker.frontier == (0, 0) or scene.rivals:
+        return None
+    if not (others := _other_specs(scene)):
+        for change in ("ADD", "DROP"):
+            _by_another_program(scene, f"ALTER TABLE {scene.table} {change} PARTITION FIELD bucket(3, id)")
+        others = _other_specs(scene)
+    return scene.rng.choice(others)
+
+
+def _other_specs(scene: Scene) -> Sequence[int]:
+    table = scene.load()
+    return sorted(table.specs().keys() - {table.metadata.default_spec_id}) if table else []
+
+
+@_in(BLOWS, "orphans", "another program removes old files that no snapshot knows")
+def _orphans(scene: Scene) -> bool:
+    table = scene.load()
+    if table is None or scene.checker.frontier == (0, 0):
+        return False
+    orphan = Path(urlsplit(table.location()).path, "data", f"lost-{scene.rng.getrandbits(32):08x}.parquet")
+    orphan.write_bytes(scene.rng.randbytes(_PAGE))
+    now = time.time()
+    os.utime(orphan, (now - 4 * _DAY, now - 4 * _DAY))
+    older = f"older_than => TIMESTAMP '{datetime.fromtimestamp(now - 3 * _DAY, UTC):%F %T}'"
+    return _procedure(scene, "remove_orphan_files", older) is not None and not orphan.exists()
+
+
 @_in(BLOWS, "manifests", "another program rewrites the manifests")
 def _manifests(scene: Scene) -> bool:
     return _rewrites(scene, "rewrite_manifests")
@@ -328,9 +533,11 @@ def _settle(scene: Scene) -> bool:
     if scene.settled or scene.checker.frontier == (0, 0):
         return False  # there are none
     try:
-        return bool(settle(scene.lake.spark, scene.table).snapshots)
+        landed = settle(scene.lake.spark, scene.table).snapshots
     except IcefrontError as error:
         raise Broken(Violation(Kind.UNREADABLE, "settle", "a table that can be settled", str(error))) from error
+    scene.by_hand |= set(landed)
+    return bool(landed)
 
 
 @_in(BLOWS, "expiry", "another program, or upkeep, expires snapshots and deletes the files that only they had")
@@ -361,8 +568,8 @@ def _by_upkeep(scene: Scene, keep: int) -> bool:
 
 def _rewrites(scene: Scene, name: str, *arguments: str) -> bool:
     """Say whether the procedure rewrote any file: it says itself how many."""
-    said = _procedure(scene, name, *arguments)
-    return said is not None and said[0][0] > 0
+    answer = _procedure(scene, name, *arguments)
+    return answer is not None and answer[0][0] > 0
 
 
 def _procedure(scene: Scene, name: str, *arguments: str) -> Sequence[Any] | None:
@@ -384,7 +591,7 @@ def _by_another_program(scene: Scene, statement: str) -> Sequence[Any] | None:
             scene.lake.spark.catalog.refreshTable(scene.table)
             answer: Sequence[Any] = scene.lake.spark.sql(statement).collect()
         except Exception as error:  # noqa: BLE001 — whatever Spark makes of it is what is to be told
-            said = " ".join(f"attempt {attempt + 1}: {type(error).__name__}: {error}".split())[:400]
+            told = " ".join(f"attempt {attempt + 1}: {type(error).__name__}: {error}".split())[:400]
             if not is_conflict(error):
                 break
             time.sleep(_BACK_OFF * 2**attempt)
@@ -393,7 +600,7 @@ def _by_another_program(scene: Scene, statement: str) -> Sequence[Any] | None:
     else:
         if scene.rivals:
             return None
-    raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", said))
+    raise Broken(Violation(Kind.UNREADABLE, statement, "a table that another program can use", told))
 
 
 def is_conflict(error: Exception) -> bool:

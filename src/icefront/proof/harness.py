@@ -226,6 +226,12 @@ class Driver:
         raise Unexpected(f"{what}; the end of its stderr:\n{self.stderr[-3000:]}")
 
 
+def released(log: str) -> Sequence[str]:
+    """Return what a run said that it released, in whole lines of JSON: the last one may be half written, by a run that lives or was killed."""
+    whole = log.split("\n")[:-1]
+    return [json.loads(line)["frontier"] for line in whole if '"event": "released"' in line]
+
+
 # ── projects ───────────────────────────────────────────────────────────────────────────────
 class Project:
     """A folder with a feed of orders, `orders.yaml` and `icefront.yaml`, driven by real `icefront run` processes.

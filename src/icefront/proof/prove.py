@@ -66,6 +66,8 @@ class Report:
     changes: int = 0
     snapshots: int = 0
     rows: int = 0
+    upkeep: int = 0
+    """Commits of upkeep by the runs themselves."""
     blind: int = 0
     """At how many looks the state file was damaged or gone: files that were staged since the look before were not seen."""
     violations: list[Violation] = field(default_factory=list)
@@ -115,6 +117,7 @@ class Report:
             "changes": self.changes,
             "snapshots_checked": self.snapshots,
             "rows_compared": self.rows,
+            "upkeep_commits": self.upkeep,
             "looks_without_staged_files": self.blind,
             "needed_of_each_kind": needed(self.minutes),
             "faults": {kind: self.struck[kind] for kind in self.kinds},
@@ -179,12 +182,14 @@ class Prove:
         self._program = program
         self._blows = Deck(BLOWS, self._choices("blows"))
         self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
+        self._places: dict[str, Deck] = {}
         self._dealt: list[str] = []
         self._begun = time.monotonic()
         self._asked_to_end = False
         self._count: Callable[[], None] = lambda: None
         self._second = Engine()
-        kinds = {fault.name: fault.about for fault in (FIRST, *LIVES.values(), *BLOWS.values())}
+        self._lives = [life for life in LIVES.values() if not (uri and life.embedded)]
+        kinds = {fault.name: fault.about for fault in (FIRST, *self._lives, *BLOWS.values())}
         if uri is not None:
             kinds |= {name: _about(name) for name in RANDOM_FAULTS}
         self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds, uri=uri)
@@ -273,7 +278,8 @@ class Prove:
     def _play(self, scene: Scene) -> None:
         """Play every kind of life once, as far as time allows, then let a run without faults catch up."""
         scene.strike = lambda: self._blow(scene)
-        lives = deque([FIRST, *scene.rng.sample(list(LIVES.values()), len(LIVES))])
+        scene.deal, scene.struck = self._deal, self._struck
+        lives = deque([FIRST, *scene.rng.sample(self._lives, len(self._lives))])
         put_off = 0
         while lives and put_off < len(lives) and not self._over():
             life = lives.popleft()
@@ -300,7 +306,8 @@ class Prove:
             lived = False
             self._tell(f"{life.name} was cut short: {cut}")
         if lived:
-            self.report.struck[life.name] += 1
+            if not life.later:
+                self._struck(life.name)
             self.report.lives += 1
             self._tell(life.name)
         return lived
@@ -320,10 +327,17 @@ class Prove:
 
         struck = self._blows.deal(strike)
         if struck is not None:
-            self.report.struck[struck] += 1
+            self._struck(struck)
             self._dealt.append(struck)
         self._count()
         self._display.moved(self.report)
+
+    def _deal(self, life: str, places: Sequence[str], strike: Callable[[str], bool]) -> str | None:
+        """Strike at the next of a life's places: over all scenes each comes once before one comes again."""
+        return self._places.setdefault(life, Deck(places, self._choices("places", life))).deal(strike)
+
+    def _struck(self, kind: str) -> None:
+        self.report.struck[kind] += 1
 
     def _arm(self, scene: Scene) -> None:
         """Choose the requests that the proxy strikes during the next life."""
@@ -387,14 +401,21 @@ class Prove:
         report.snapshots = past.snapshots + checker.snapshots
         report.rows = past.rows + checker.rows
         report.blind = past.blind + checker.blind
+        report.upkeep = past.upkeep + scene.upkeep_commits
         report.places = past.places + scene.places
         if proxy is not None:
             report.struck |= Counter(strike.fault for strike in list(proxy.strikes) if _came(strike))
 
 
 def _came(strike: Strike) -> bool:
-    """Say whether the catalog got a request as the fault says; one that is to be late may be held back for ever."""
-    return bool(strike.answers) or FAULTS[strike.fault].catalog == "never"
+    """Say whether the catalog got a request as the fault says, and applied it unless that comes late; which may be never."""
+    match FAULTS[strike.fault].catalog:
+        case "never":
+            return True
+        case "late":
+            return bool(strike.answers)
+        case "once" | "twice":
+            return strike.applied
 
 
 def _about(name: str) -> str:

@@ -21,18 +21,19 @@ from functools import cached_property
 from itertools import count, cycle
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_notes
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, wait_until
+from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.proof.proxy import FaultProxy
 from icefront.testing.feeds import FeedTable
@@ -67,6 +68,18 @@ PARTITIONINGS: tuple[list[str], ...] = (["bucket(2, id)"], ["month(created_at)"]
 _BASE = {"customer_id": "small", "amount": "amount", "status": "status", "note": "text", "created_at": "timestamptz"}
 ORDERS = FeedTable("orders", ("id",), tuple(_BASE | {f"extra_{n}": "status" for n in range(version)} for version in range(12)))
 """Orders whose schema can change eleven times."""
+
+
+class Deal(Protocol):
+    """Strikes at the next of some places of a life, so that each has its turn."""
+
+    def __call__(self, life: str, places: Sequence[str], strike: Callable[[str], bool], /) -> str | None:
+        """Return where it struck; None when it could nowhere."""
+        ...
+
+
+def _first(_life: str, places: Sequence[str], strike: Callable[[str], bool]) -> str | None:
+    return next((place for place in places if strike(place)), None)
 
 
 class Broken(Exception):
@@ -134,10 +147,14 @@ class Scene:
     """Which of `TABLES` it has: one after the other."""
     strike: Callable[[], None] = lambda: None
     """What is done at every stop; the prover deals faults here."""
+    deal: Deal = _first
+    struck: Callable[[str], None] = lambda _: None
+    """Hears of a kind that only strikes when a run that was left to itself is refused."""
     places: Counter[str] = field(default_factory=Counter)
     """How often a run was killed, paused or hurt at each failpoint."""
-    running: Driver | None = None
     old: list[Driver] = field(default_factory=list)
+    by_hand: set[int] = field(default_factory=set)
+    """Snapshots of upkeep that no run did."""
 
     def __post_init__(self) -> None:
         seed, (upkeep, publish) = self.rng.getrandbits(32), TABLES[self.number % len(TABLES)]
@@ -162,6 +179,8 @@ class Scene:
         self._schema = 1
         self._partitionings = cycle(PARTITIONINGS)
         self._copies: list[Path] = []
+        self._left_as: dict[Driver, str] = {}
+        self._upkeep: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -206,6 +225,16 @@ class Scene:
         table = self.load()
         return frozenset(snapshot.snapshot_id for snapshot in table.metadata.snapshots) if table else frozenset()
 
+    def metadata(self) -> str:
+        """Name the table's metadata file: whatever changes the table changes this. Nothing when there is none."""
+        table = self.load()
+        return table.metadata_location if table else ""
+
+    @property
+    def upkeep_commits(self) -> int:
+        """Count the commits of upkeep that runs did, as far as looks have seen."""
+        return len(self._upkeep - self.by_hand)
+
     def _read(self, snapshot: int) -> Sequence[Row]:
         self.lake.spark.catalog.refreshTable(self.table)
         frame = self.lake.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {snapshot}")  # noqa: S608 — our own names
@@ -215,10 +244,12 @@ class Scene:
         """Look at all that there is; raises Broken for the first thing that is wrong."""
         for violation in self.checker.check(self._released()):
             raise Broken(violation)
+        if (table := self.load()) is not None:
+            self._upkeep |= {snapshot.snapshot_id for snapshot in table.metadata.snapshots if "icefront.upkeep" in said(snapshot)}
 
     def _released(self) -> Sequence[str]:
         """Return what the runs said that they released, read before the table is."""
-        return [line["frontier"] for driver in self._drivers for line in _said(driver) if line.get("event") == "released"]
+        return [frontier for driver in self._drivers for frontier in released(driver.stderr)]
 
     def lost_tasks(self) -> int:
         """Count the tasks that Spark lost with their workers, by the log of all runs."""
@@ -249,17 +280,31 @@ class Scene:
         """Declare another partitioning: the next run changes the table's."""
         self.project.configure({"partition_by": next(self._partitionings)})
 
+    @contextmanager
+    def keeping(self, upkeep: object) -> Iterator[None]:
+        """Let the runs that begin now do other upkeep than those of this table usually do."""
+        usual = self.project.file.read_text(encoding="utf-8")
+        self.project.file.write_text(json.dumps({**json.loads(usual), "upkeep": upkeep}), encoding="utf-8")
+        try:
+            yield
+        finally:
+            self.project.file.write_text(usual, encoding="utf-8")
+
     # ── runs ───────────────────────────────────────────────────────────────────────────────
     def start(self, armed: Mapping[str, str], *arguments: str) -> Driver:
         """Start a run, and look at what the ones before it left while it gets going."""
-        self._keep_copy()
-        command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
-        failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
-        self.running = driver = Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints})
-        self._drivers.append(driver)
+        driver = self.launch(armed, *arguments)
         self.lake.warm_up()  # now, while the run gets going
         self.check()
         return driver
+
+    def launch(self, armed: Mapping[str, str], *arguments: str) -> Driver:
+        """Start a run, and look at nothing."""
+        self._keep_copy()
+        command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
+        failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
+        self._drivers.append(Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints}))
+        return self._drivers[-1]
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
         """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
@@ -299,16 +344,27 @@ class Scene:
 
     def stands(self, driver: Driver) -> bool:
         """Wait until a run stops; False when it ends instead."""
+        return self.sees(driver, lambda: _stopped_anew(driver), "a stop or an end")
+
+    def sees(self, driver: Driver, what: Callable[[], object], named: str) -> bool:
+        """Wait until a run has done something; False when it ends instead."""
         try:
-            wait_until(lambda: _stopped_anew(driver) or driver.code is not None)
+            wait_until(lambda: what() or driver.code is not None)
         except Unexpected:
-            raise Broken(Violation("stuck", self.named(driver), "a stop or an end", f"it goes on; {_end(driver)}")) from None
+            raise Broken(Violation("stuck", self.named(driver), named, f"it goes on; {_end(driver)}")) from None
         return driver.code is None
 
-    def leave(self, driver: Driver) -> None:
-        """Leave a run that owns the table to itself, at work or paused: somebody will overtake it."""
+    def drain(self, driver: Driver) -> None:
+        """Ask a run to end, if it lives."""
+        if driver.code is None:
+            os.kill(driver.pid, signal.SIGTERM)
+
+    def leave(self, driver: Driver, kind: str | None = None) -> None:
+        """Leave a run that owns the table to itself, at work or paused: somebody will overtake it, and then this kind has struck."""
         self.old.append(driver)
         self._owner = self.owner()
+        if kind is not None:
+            self._left_as[driver] = kind
 
     @property
     def rivals(self) -> Sequence[Driver]:
@@ -326,6 +382,8 @@ class Scene:
             self.old.remove(driver)
             self._look_until_end(driver)
             self.expect(driver, FENCED)
+            if kind := self._left_as.get(driver):
+                self.struck(kind)
 
     def _look_until_end(self, driver: Driver) -> None:
         """Look at everything that happens to the table while an overtaken run may do harm: one that is not refused goes on for ever."""
@@ -426,19 +484,16 @@ class Scene:
         return self.rng.choice(self._copies[:-1]) if len(self._copies) > 1 else None
 
 
+def said(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return the summary of a snapshot, without its operation."""
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
 def _stopped_anew(driver: Driver) -> bool:
     """Say whether a run has stopped since this was last asked: it may stop again in the moment in which it is woken."""
     with suppress(ChildProcessError):
         return os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOHANG) is not None
     return False
-
-
-def _said(driver: Driver) -> Iterator[Mapping[str, Any]]:
-    """Read a run's log as far as it is whole lines of JSON."""
-    for line in driver.stderr.splitlines():
-        with suppress(ValueError):
-            if isinstance(read := json.loads(line), dict):
-                yield read
 
 
 def _codes(codes: Sequence[int]) -> str:
