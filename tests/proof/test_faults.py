@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 
 from icefront.proof import faults
 from icefront.proof.harness import FENCED
-from icefront.proof.scene import Broken, Lake, Scene
+from icefront.proof.scene import Broken, Cut, Lake, Scene
 
 ICEBERG = "org.apache.iceberg.exceptions"
 
@@ -161,6 +163,82 @@ def test_a_rollback_goes_to_a_snapshot_of_the_branch_that_ends_below_its_frontie
     ]
     table: Any = SimpleNamespace(metadata=SimpleNamespace(snapshots=snapshots, current_snapshot_id=5))
     assert faults._older_snapshots(table) == [2, 1]
+
+
+def acting(folder: Path, wakes: Callable[[], object]) -> Any:
+    """A scene whose run stands right before a commit, does this when it is woken, and ends as it must."""
+    run = SimpleNamespace(wake=wakes)
+    made = answering(lambda _: [], None)
+    made.lake.folder = folder
+    made.passing, made.begin, made.launch = lambda _: 1, lambda *_, **_options: run, lambda _: run
+    made.follow = made.stands = lambda *_, **_options: True
+    made.sees = lambda _run, what, _named: bool(what())
+    made.check = lambda: None
+    made.drain = made.expect = lambda *_: None
+    made.keeping = lambda _: nullcontext()
+    return made
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_locked_catalog_counts_when_a_commit_was_begun_and_waited_for_it(tmp_path: Path, *, begins: bool) -> None:
+    database = tmp_path / "catalog.db"
+    sqlite3.connect(database).close()
+
+    def is_locked() -> bool:
+        with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+        return False
+
+    old, new = (tmp_path / f"{number}.metadata.json" for number in (1, 2))
+    made = acting(tmp_path, new.touch if begins else lambda: None)
+    made.metadata = lambda: str(new if new.exists() and not is_locked() else old)
+    assert faults.LIVES["catalog-locked"].strike(made) is begins
+
+
+def rolled_back(changed: str, ends: Callable[..., None]) -> tuple[Any, list[str]]:
+    """A table of two epochs on which a run stands, and what is called on it; after the rollback its metadata is in these files."""
+    called: list[str] = []
+    log = [SimpleNamespace(snapshot_id=number) for number in (1, 2, 1)]
+    summaries = [SimpleNamespace(additional_properties={"icefront.frontier": f"{n}0.0000000000"}) for n in (1, 2)]
+    snapshots = [
+        SimpleNamespace(snapshot_id=n, parent_snapshot_id=n - 1, summary=summary) for n, summary in enumerate(summaries, 1)
+    ]
+    made = acting(Path(), lambda: None)
+    made.load = lambda: SimpleNamespace(metadata=SimpleNamespace(snapshots=snapshots, current_snapshot_id=2, snapshot_log=log))
+    files = iter(("a", changed))
+    made.metadata = lambda: next(files)
+
+    def call(statement: str) -> Any:
+        called.append(statement)
+        return SimpleNamespace(collect=list)
+
+    made.lake.spark.sql = call
+    made.expect = ends
+    return made, called
+
+
+def test_a_table_that_was_rolled_back_is_set_forward_again_also_when_a_run_was_cut_short() -> None:
+    def cut(*_: Any) -> None:
+        raise Cut("the catalog was not to be reached")
+
+    back, forward = (f"CALL lake.system.set_current_snapshot(table => 't.orders', snapshot_id => {n})" for n in (1, 2))
+    made, called = rolled_back("a", lambda *_: None)
+    assert faults.LIVES["rolled-back"].strike(made)
+    assert called == [back, forward]
+    made, called = rolled_back("a", cut)
+    with pytest.raises(Cut):
+        faults.LIVES["rolled-back"].strike(made)
+    assert called == [back, forward]
+
+
+def test_a_run_that_changes_a_table_that_was_rolled_back_is_told() -> None:
+    made, called = rolled_back("b", lambda *_: None)
+    with pytest.raises(Broken, match="expected the metadata a, found b"):
+        faults.LIVES["rolled-back"].strike(made)
+    assert len(called) == 1, "the table must stay as it was found"
 
 
 # ── runs that are refused ──────────────────────────────────────────────────────────────────
