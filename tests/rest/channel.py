@@ -14,7 +14,7 @@ from icefront.core.files import Staged
 from icefront.core.marks import Mark
 from icefront.core.protocol import Head, Outcome, Published
 from icefront.proof.checker import by_datafusion
-from icefront.proof.proxy import FaultProxy, Strike
+from icefront.proof.proxy import FaultProxy, Request, Strike
 from icefront.sinks.iceberg import IcebergSink
 from tests.servers.rest import RestCatalog
 from tests.sinks.test_iceberg_sink import claim, make, stage
@@ -120,6 +120,19 @@ def _travel(spark: Any, name: str, snapshots: Sequence[int]) -> list[Rows]:
     rows = spark.sql(" UNION ALL ".join(parts)).collect()
     assert len({(row[0], row[1]) for row in rows}) == len(rows), "a key is there twice"
     return [{row[1]: row[2] for row in rows if row[0] == number} for number in range(len(snapshots))]
+
+
+# ── what the catalog is asked ──────────────────────────────────────────────────────────────
+def note_requests(proxy: FaultProxy) -> list[Request]:
+    """Note every request from now on."""
+    seen: list[Request] = []
+
+    def note(request: Request) -> bool:
+        seen.append(request)
+        return False
+
+    proxy.arm("slow", where=note)  # strikes nothing, but is asked about every request
+    return seen
 
 
 # ── what comes late ────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +16,11 @@ from icefront.api import Pipeline
 from icefront.core.errors import CommitUncertain, ConnectionFailed
 from icefront.proof.checker import Checker, Subject, by_datafusion
 from icefront.proof.oracle import replay
-from icefront.proof.proxy import RANDOM_FAULTS, FaultProxy, commits, loads
+from icefront.proof.proxy import RANDOM_FAULTS, FaultProxy, Strike, commits, loads
 from icefront.settings import load_pipeline
 from icefront.testing.feeds import ORDERS, Feed
 from tests.lakes import Lake, orders
+from tests.rest.channel import applied
 from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
@@ -37,24 +39,39 @@ def test_a_pipeline_on_a_bad_line_publishes_every_epoch_once(
         feed.advance(20)
     table = f"t.line_{seed}"
     (tmp_path / "icefront.yaml").write_text(json.dumps({"catalogs": {"far": {"type": "rest", "uri": proxy.uri}}}))
-    settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders(f"far.{table}")}
+    settings = {
+        "pipeline": "orders",
+        "source": {"changefeed": {"path": "feed/"}},
+        **orders(f"far.{table}", commit={"retries": 1}),
+    }
     (tmp_path / "orders.yaml").write_text(json.dumps(settings))
     pipeline = Pipeline(load_pipeline(tmp_path / "orders.yaml"))
     watched = watch(known, rest_catalog, tmp_path, table)
+    proxy.arm("late-504")  # the creation
+    proxy.arm("late-closed", nth=4, times=2)  # a commit, and its one repetition
     proxy.randomly(Random(seed), 0.6, COMMIT_FAULTS)
     for number in range(4):
         proxy.arm(LOAD_FAULTS[(seed + number) % len(LOAD_FAULTS)], nth=5 * number + 3, where=loads)
+    failed: list[Exception] = []
+    late: list[Strike] = []
     for _ in range(12):
         try:
             pipeline.run(known, until="caught-up")
             break
-        except (ConnectionFailed, CommitUncertain):
-            proxy.release()
+        except (ConnectionFailed, CommitUncertain) as error:
+            failed.append(error)
+            late.extend(proxy.release())
         assert not watched.check()
+    assert 2 <= len(failed) < 12, "the late ones end a run each, and in the end one is through"
+    assert any(applied(late)), "of what came after the end of its run nothing was applied"
+    assert not any(applied(proxy.release())), "what came after the next attempt was applied"
+    assert not watched.check()
     proxy.disarm()
     feed.advance(20)
     pipeline.run(known, until="caught-up")
-    assert sum(commits(strike.request) for strike in proxy.strikes) >= 3, "too few faults to prove anything"
+    struck = Counter("commits" if commits(strike.request) else "loads" for strike in proxy.strikes)
+    assert struck["commits"] >= 6, "too few faults to prove anything"
+    assert struck["loads"] == 4
     assert not watched.check()
     assert not watched.check_with("DataFusion", by_datafusion)
     published = watched.subject.load()

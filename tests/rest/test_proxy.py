@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from icefront.proof import proxy as module
+from icefront.proof.harness import wait_until
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Request, commits, loads
 
 TABLE = "/v1/namespaces/shop/tables/orders"
@@ -154,8 +155,7 @@ def test_late_requests_arrive_by_themselves_after_a_delay(catalog: Catalog) -> N
         proxy.arm("late-closed")
         with pytest.raises(http.client.RemoteDisconnected):
             ask(proxy)
-        while not proxy.strikes[0].answers:
-            threading.Event().wait(0.01)
+        wait_until(lambda: proxy.strikes[0].answers, what="it did not arrive")
     assert catalog.bodies == [b"one"]
 
 
