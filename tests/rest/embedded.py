@@ -52,9 +52,6 @@ class Embedded:
         mark = publish(sink, claim(sink), 10, FIRST)
         return sink, mark, stage(sink, mark, 20, {1: "c"})
 
-    def metadata_files(self) -> int:
-        return len(list(self.folder.glob("warehouse/t/*/metadata/*.metadata.json")))
-
     def check(self, *states: Rows) -> None:
         """Each epoch so far is there once, with these rows: the first ends at 10, the next one at 20."""
         table = load_catalog(self.name, **self._catalog.pyiceberg_properties(self.name)).load_table("t.x")

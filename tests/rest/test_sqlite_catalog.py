@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
 from icefront.core.protocol import Published
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.harness import FENCED, KILLED, PROGRAM, Driver
+from icefront.proof.harness import FENCED, KILLED, PROGRAM, Driver, wait_until
 from icefront.proof.oracle import compare, replay
 from icefront.proof.sessions import look
 from icefront.settings import load_pipeline
@@ -32,6 +33,7 @@ from tests.lakes import Lake, orders
 from tests.process.forked import forked
 from tests.process.full_disk import namespace, why_not
 from tests.process.matrix import SEEDS
+from tests.process.mid_commit import freeze, holding, locked, metadata_files, thaw, waiting
 from tests.rest import full_disk
 from tests.rest.embedded import FIRST, SECOND, Embedded
 from tests.sinks.test_iceberg_sink import claim
@@ -41,31 +43,15 @@ ROOT = Path(__file__).parent.parent.parent
 PATHS = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
-@contextmanager
-def locked(database: Path) -> Iterator[None]:
-    """Hold the database's write lock; of a new database, which keeps no log of its own yet, also the lock against readers."""
-    with closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as holder:
-        holder.execute("BEGIN EXCLUSIVE")
-        yield
-        holder.execute("ROLLBACK")
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
 # ── locked ─────────────────────────────────────────────────────────────────────────────────
 def test_a_publish_waits_for_a_database_that_is_locked_for_a_moment(spark: Any, tmp_path: Path) -> None:
     catalog = Embedded(spark, tmp_path)
     sink, mark, staged = catalog.begin()
-    before = catalog.metadata_files()
+    before = metadata_files(tmp_path)
     with ThreadPoolExecutor(1) as publisher:
         with locked(catalog.database):
             outcome = publisher.submit(sink.publish, staged, mark)
-            wait_until(lambda: catalog.metadata_files() > before)
+            wait_until(lambda: metadata_files(tmp_path) > before)
             time.sleep(0.5)
             assert not outcome.done()
         published = outcome.result(60)
@@ -122,18 +108,22 @@ def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(sp
 
 # ── killed and paused in mid-commit ────────────────────────────────────────────────────────
 class Project:
-    """A pipeline with one epoch published, and a real process that is stopped by a failpoint before it publishes the second."""
+    """A pipeline with one epoch published, and a real process that is stopped by failpoints before it publishes the next ones."""
 
     def __init__(self, spark: Any, folder: Path, seed: int) -> None:
         self.folder = folder
-        self.catalog = Embedded(spark, folder / "lake")
+        self.catalog = Embedded(spark, folder / "lake", hasty=True)
         self.lake = Lake(spark, folder, folder / "lake")
         self.table = f"{self.catalog.name}.t.orders"
         self.feed = Feed(folder / "feed", tables=[ORDERS], seed=seed, deletes=0.3)
         self.feed.scan(20)
         known = {"catalogs": {self.catalog.name: {"type": "sqlite", "path": "lake"}}, "spark": {"master": "local[1]"}}
         (folder / "icefront.yaml").write_text(json.dumps(known))
-        settings = {"pipeline": "orders", "source": {"changefeed": {"path": "feed/"}}, **orders(self.table)}
+        settings = {
+            "pipeline": "orders",
+            "source": {"changefeed": {"path": "feed/"}},
+            **orders(self.table, commit={"retries": 1}),
+        }
         (folder / "orders.yaml").write_text(json.dumps(settings))
         self.run()
         self.feed.advance(20)
@@ -142,50 +132,72 @@ class Project:
         Pipeline(load_pipeline(self.folder / "orders.yaml")).run(self.lake.spark, until="caught-up")
 
     @contextmanager
-    def start(self) -> Iterator[Driver]:
-        """A run that pauses itself before its commit."""
+    def start(self, commits: str) -> Iterator[Driver]:
+        """A run that pauses itself before these commits, at the first of them."""
         command = [*PROGRAM, "run", "orders.yaml", "--until", "caught-up"]
-        with Driver(command, self.folder, {**lean(), ENVIRONMENT: "publish.before=pause@1"}, forked) as driver:
+        with Driver(command, self.folder, {**lean(), ENVIRONMENT: f"publish.before=pause@{commits}"}, forked) as driver:
             yield driver.wait_until_stopped()
 
-    def let_it_commit(self, driver: Driver) -> None:
-        """Wake a run; returns when its metadata file is written, and it waits for the catalog's database."""
-        before = self.catalog.metadata_files()
-        driver.wake()
-        wait_until(lambda: self.catalog.metadata_files() > before)
-
     def check(self) -> None:
-        assert self.lake.check_every_snapshot(self.table, "orders") == 2
+        assert self.lake.check_every_snapshot(self.table, "orders") == len(self.feed.resolved)
         rows, schema = engines.read(self.catalog.folder, self.table)
         expected = replay(self.folder / "feed", "orders", ["id"], str(self.feed.resolved[-1].next()))
         assert not compare(expected, rows, schema, ["id"])
+
+
+def tables(database: Path) -> list[tuple[str, str]]:
+    """What the catalog says of its tables, by SQLite alone."""
+    with closing(sqlite3.connect(database)) as reading:
+        assert reading.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return reading.execute("SELECT table_name, metadata_location FROM iceberg_tables").fetchall()
+
+
+def as_left_behind(database: Path, folder: Path) -> Path:
+    """Copy a database and its log, and nothing that those know of the log who have it open: whoever reads the copy has to recover."""
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{database}{suffix}", folder / f"copy.db{suffix}")
+    return folder / "copy.db"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with(
     spark: Any, tmp_path: Path, seed: int
 ) -> None:
+    """Killed while it holds the database, with its change half written to the log."""
     project = Project(spark, tmp_path, seed)
-    with project.start() as driver:
-        with locked(project.catalog.database):
-            project.let_it_commit(driver)
+    with project.start("1") as driver:
+        before = tables(project.catalog.database)
+        with holding(driver, project.catalog.folder):
             os.killpg(driver.pid, signal.SIGKILL)  # with its JVM
             driver.expect(KILLED)
+            wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
+            assert tables(as_left_behind(project.catalog.database, tmp_path)) == before
         project.run()
     project.check()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_driver_paused_in_mid_commit_is_overtaken_and_refused_when_it_wakes(spark: Any, tmp_path: Path, seed: int) -> None:
+def test_a_driver_paused_in_mid_commit_is_waited_for_while_it_holds_the_database_and_overtaken_while_it_waits_for_it(
+    spark: Any, tmp_path: Path, seed: int
+) -> None:
+    """Where nobody could overtake it, it lands when it wakes; overtaken, it is refused."""
     project = Project(spark, tmp_path, seed)
-    with project.start() as driver:
-        with locked(project.catalog.database):
-            project.let_it_commit(driver)
-            os.killpg(driver.pid, signal.SIGSTOP)  # with its JVM
-            driver.wait_until_stopped()
+    project.feed.advance(20)
+    with project.start("1+2") as driver:
+        before = tables(project.catalog.database)
+        with holding(driver, project.catalog.folder):
+            with pytest.raises(ConnectionFailed, match="SQLITE_BUSY") as successor:
+                project.run()
+            assert "wake it if it is paused" in successor.value.next_step
+            assert tables(project.catalog.database) == before
+            thaw(driver)
+        assert tables(project.catalog.database) != before
+        driver.wait_until_stopped()
+        with waiting(driver, project.catalog.folder):
+            freeze(driver)
         project.run()
         project.check()
-        os.killpg(driver.pid, signal.SIGCONT)
+        thaw(driver)
         assert "is owned by writer" in driver.expect(FENCED).stderr
     project.check()
 
