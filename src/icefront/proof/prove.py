@@ -44,8 +44,8 @@ _PROXY_FAULTS = 3
 
 
 def needed(minutes: float) -> int:
-    """Say how often every kind has to be struck: once in three minutes, then once for every six."""
-    return 0 if minutes < 3 else max(1, int(minutes / 6))
+    """Say how often every kind has to be struck: once in three minutes, then once for every ten."""
+    return 0 if minutes < 3 else max(1, int(minutes / 10))
 
 
 # ── what came of it ────────────────────────────────────────────────────────────────────────
