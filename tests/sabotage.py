@@ -1,4 +1,4 @@
-"""Sabotage: `python -m tests.sabotage NAME run …` breaks one rule of the protocol, then does what `icefront run …` would.
+"""Sabotage: switches that break one rule of the protocol each, in a test's own process or in a program that is `icefront` otherwise.
 
 It lives here and only here: the program that is shipped has no switch for any of it.
 """
@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 from icefront.cli import main
 from icefront.core import protocol
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.files import Staged
 from icefront.core.marks import START, Mark, Position, Writer
-from icefront.core.protocol import Claim, Decision, Head, NotLanded, Publication
+from icefront.core.protocol import Claim, Head, NotLanded, Publication
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import java
 from icefront.pipeline import Lane
 from icefront.sinks import iceberg
+from icefront.testing.mutants import MUTANTS, Mutant
 from tests.process.matrix import HOOKED
 
 ROOT = Path(__file__).parent.parent
@@ -33,31 +33,22 @@ Patch = Callable[[object, str, object], None]
 
 def fence_off(patch: Patch) -> None:
     """Let every commit through."""
-
-    def let_through(_head: Head, intent: Claim | Publication) -> Mark:
-        return intent.mark()
-
-    patch(iceberg, "fence", let_through)
+    patch(iceberg, "fence", mutant("fence removed").rules.fence)
 
 
 def lower_unchecked(patch: Patch) -> None:
-    """Publish an epoch wherever the frontier is, as long as the writer owns the target."""
-    decide = protocol.decide
-
-    def decided(mark: Mark, epoch: Epoch, name: UUID, onto: Mark) -> Decision:
-        return decide(replace(mark, frontier=epoch.lower, epoch_id=onto.epoch_id), epoch, name, onto)
-
-    patch(protocol, "decide", decided)
+    """Publish an epoch wherever the frontier is, as long as it ends beyond that and the writer owns the target."""
+    patch(protocol, "decide", mutant("lower unchecked").inner["decide"])
 
 
 def writer_unchecked(patch: Patch) -> None:
     """Publish whoever owns the target, as long as the epoch continues the frontier."""
-    decide = protocol.decide
+    patch(protocol, "decide", mutant("writer unchecked").inner["decide"])
 
-    def decided(mark: Mark, epoch: Epoch, name: UUID, onto: Mark) -> Decision:
-        return decide(replace(mark, writer=onto.writer), epoch, name, onto)
 
-    patch(protocol, "decide", decided)
+def mutant(name: str) -> Mutant:
+    """Find a rule that the simulator breaks, too: it means the same there and here."""
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
 
 
 def change_unfenced(patch: Patch) -> None:
@@ -168,7 +159,3 @@ def program(name: str) -> Sequence[str]:
 def run(name: str) -> None:
     SWITCHES[name](setattr)
     main()
-
-
-if __name__ == "__main__":
-    run(sys.argv.pop(1))

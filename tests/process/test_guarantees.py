@@ -16,6 +16,7 @@ GUARANTEES = (TESTS.parent / "docs" / "guarantees.md").read_text()
 PROMISED = set(re.findall(r"`(test_\w+)`", GUARANTEES))
 CONTROLS = {
     "test_every_failpoint_has_its_zombie",
+    "test_every_switch_is_thrown_by_a_test_that_every_run_runs",
     "test_without_sabotage_the_same_faults_are_survived",
     "test_which_requests_the_client_repeats_by_itself",
 }
@@ -65,8 +66,8 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_a_driver_killed_in_mid_commit_leaves_a_table_that_its_successor_goes_on_with",
         "test_a_driver_paused_in_mid_commit_is_waited_for_while_it_holds_the_database_and_overtaken_while_it_waits_for_it",
     ],
-    # other programs in the same table
     "embedded catalog, applied and the answer lost": ["test_a_lost_answer_does_not_publish_twice"],
+    # other programs in the same table
     "foreign rows before the first epoch": [
         "test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are_hidden_by_it"
     ],

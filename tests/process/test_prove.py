@@ -116,23 +116,27 @@ def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(t
     survives(tmp_path, KINDS, "--seed", "21")
 
 
-def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> set[str]:
-    """Let a broken protocol go red, by any kind of life or by one; returns the kinds of what was found."""
+def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:
+    """Let a broken protocol go red, by any kind of life or by one; returns what was found."""
     command = [sys.executable, "-c", SABOTAGED, str(folder / "prove"), "1", str(seed), life, *sabotage.program(switch)]
     with proving(folder, command) as process:
         code, report, err = ended(process)
     assert code == 7, (report, err[-5000:])
     assert (folder / "prove" / "scene-1" / "orders.yaml").exists()
-    return {violation["kind"] for violation in report["violations"]}
+    violations: Sequence[Mapping[str, str]] = report["violations"]
+    return violations
 
 
 def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -> None:
-    assert sabotaged(tmp_path, "squash-two-epochs", seed=4) == {"rows"}
+    violations = sabotaged(tmp_path, "squash-two-epochs", seed=4)
+    assert {violation["kind"] for violation in violations} == {"rows"}
+    assert any("repeated" in violation["found"] for violation in violations)
 
 
 @pytest.mark.long
 def test_a_fence_that_is_off_makes_it_red(tmp_path: Path) -> None:
-    assert sabotaged(tmp_path, "fence-off", seed=48, life="zombie") & {"gap", "epoch-twice", "rows"}
+    violations = sabotaged(tmp_path, "fence-off", seed=48, life="zombie")
+    assert {violation["kind"] for violation in violations} & {"gap", "epoch-twice", "rows"}
 
 
 def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
