@@ -311,6 +311,7 @@ class Gateway:
                 update = transaction.updateSpec()
                 partition(update)
                 update.commit()
+            # It cleans up by itself, see `_swap`; but a table without a snapshot needs no file that it could take away.
             transaction.commitTransaction()
         except JAVA_ERRORS as error:
             # Look all the same: another driver may have made it meanwhile, or we did and the answer was lost.
