@@ -263,13 +263,19 @@ def _standing(scene: Scene, place: str) -> Driver:
     "two or five runs claim the table in the same moment: all but one are refused, that one is later overtaken while it runs",
 )
 def _several_at_once(scene: Scene) -> bool:
-    several = [scene.start({"claim.before-commit": "pause@1"}) for _ in range(5 if scene.rng.random() < FIVE else 2)]
+    claims = {"claim.before-commit": "pause@1", "claim.after": "pause@1"}
+    several = [scene.start(claims) for _ in range(5 if scene.rng.random() < FIVE else 2)]
     for driver in several:
         scene.stands(driver)
     scene.strike()
     for driver in several:
         driver.wake()
+    # One that has nothing to publish is not refused: what comes next comes when all have claimed.
+    for driver in several:
+        scene.stands(driver)
     scene.grow()
+    for driver in several:
+        driver.wake()
     scene.leave(_the_one_that_goes_on(scene, several))
     return True
 
