@@ -18,10 +18,9 @@ from pyiceberg.catalog import load_catalog
 
 from icefront.cli.proving import Screen
 from icefront.proof.failpoints import OF_A_RUN, OF_UPKEEP
-from icefront.proof.faults import BLOWS, FIRST, LIVES
+from icefront.proof.faults import FIRST
 from icefront.proof.harness import wait_until
-from icefront.proof.prove import Prove
-from icefront.proof.proxy import RANDOM_FAULTS
+from icefront.proof.prove import Prove, kinds
 from icefront.proof.scene import Broken, Cut, Scene
 from icefront.proof.sessions import processes
 from tests import sabotage
@@ -29,8 +28,6 @@ from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
-KINDS = {FIRST.name, *LIVES, *BLOWS}
-ON_REST = {kind for kind in KINDS if kind not in LIVES or not LIVES[kind].embedded} | set(RANDOM_FAULTS)
 SABOTAGED = """
 import json, sys
 from pathlib import Path
@@ -105,7 +102,7 @@ def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_sur
     rest_catalog: RestCatalog, tmp_path: Path
 ) -> None:
     """Of all kinds that there are: those of the proxy in front of the catalog come on top of the others."""
-    report = survives(tmp_path, ON_REST, "--seed", "8", "--catalog", "rest", "--uri", rest_catalog.uri)
+    report = survives(tmp_path, set(kinds(rest=True)), "--seed", "8", "--catalog", "rest", "--uri", rest_catalog.uri)
     assert report["namespaces_left"] == []
     left = load_catalog("near", **rest_catalog.properties).list_namespaces()
     assert not [name for (name, *_) in left if name.startswith("prove_")]
@@ -113,7 +110,7 @@ def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_sur
 
 @pytest.mark.long
 def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(tmp_path: Path) -> None:
-    survives(tmp_path, KINDS, "--seed", "21")
+    survives(tmp_path, set(kinds(rest=False)), "--seed", "21")
 
 
 def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:

@@ -21,9 +21,9 @@ from icefront.cli import proving
 from icefront.cli.proving import exit_code
 from icefront.core.errors import ConnectionFailed
 from icefront.proof.checker import Violation
-from icefront.proof.faults import AFTER_COMMIT, BEFORE_COMMIT, BLOWS, FIRST, LIVES
-from icefront.proof.prove import Prove, Report, _came, needed
-from icefront.proof.proxy import RANDOM_FAULTS, Request, Strike
+from icefront.proof.faults import AFTER_COMMIT, BEFORE_COMMIT, FIRST, LIVES
+from icefront.proof.prove import Prove, Report, _came, kinds, needed
+from icefront.proof.proxy import Request, Strike
 from icefront.proof.scene import TABLES, Cut, Scene
 
 ROOT = Path(__file__).parent.parent.parent
@@ -132,10 +132,8 @@ def test_a_struck_commit_counts_when_the_catalog_applied_it_or_got_it_late_or_wa
     assert _came(Strike(fault, Request("POST", "/v1/namespaces/n/tables/t", {}, b""), answers)) is counts
 
 
-def test_a_proof_before_a_rest_catalog_locks_no_database(tmp_path: Path) -> None:
-    embedded = Prove(tmp_path, Told(), minutes=3, seed=7).report.kinds
-    rest = Prove(tmp_path, Told(), minutes=3, seed=7, uri="http://127.0.0.1:1").report.kinds
-    assert embedded.keys() - rest.keys() == {"catalog-locked"}
+def test_a_proof_before_a_rest_catalog_locks_no_database() -> None:
+    assert kinds(rest=False).keys() - kinds(rest=True).keys() == {"catalog-locked"}
 
 
 def test_tables_of_a_proof_take_turns_in_how_they_are_published_and_kept() -> None:
@@ -163,8 +161,7 @@ def test_the_run_of_60_minutes_in_the_documentation_struck_with_every_kind_that_
     command = r"^All of it held in \d+ s\. To repeat: icefront prove --minutes 60 --seed \d+( --catalog rest --uri \S+)?$"
     held = re.search(command, printed, re.MULTILINE)
     assert held
-    lives = {life.name for life in LIVES.values() if not (held[1] and life.embedded)}
-    assert {kind for kind, _, _ in told} == {FIRST.name, *lives, *BLOWS, *(RANDOM_FAULTS if held[1] else ())}
+    assert {kind for kind, _, _ in told} == set(kinds(rest=bool(held[1])))
     assert min(int(times) for _, times, _ in told) >= needed(60)
     assert ", 0 violations\n" in printed
 

@@ -199,6 +199,7 @@ def _summary(report: Report) -> None:
     places = ", ".join(f"{place} {times}" for place, times in sorted(report.places.items()))
     show.say(f"runs were hurt at: {places or 'no failpoint'}")
     show.say(f"{report.changes:,} changes in {report.scenes} scenes and {report.lives} lives of runs: {_numbers(report)}")
+    show.say(f"runs committed {report.upkeep:,} times for upkeep")
     show.say(f"engines: {', '.join(report.engines) or 'none got to the end'}{_only_spark(report)}")
     if report.blind:
         show.say(f"{report.blind:,} looks without new staged files: the state file was damaged or gone at that moment")

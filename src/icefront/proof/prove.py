@@ -48,6 +48,16 @@ def needed(minutes: float) -> int:
     return 0 if minutes < 3 else max(1, int(minutes / 10))
 
 
+def kinds(*, rest: bool) -> Mapping[str, str]:
+    """Name every kind that a proof strikes with, each with a line about it."""
+    requests = {name: _about(name) for name in RANDOM_FAULTS if rest}
+    return {fault.name: fault.about for fault in (FIRST, *_lives(rest=rest), *BLOWS.values())} | requests
+
+
+def _lives(*, rest: bool) -> Sequence[Fault]:
+    return [life for life in LIVES.values() if not (rest and life.embedded)]
+
+
 # ── what came of it ────────────────────────────────────────────────────────────────────────
 @dataclass(slots=True)
 class Report:
@@ -188,11 +198,8 @@ class Prove:
         self._asked_to_end = False
         self._count: Callable[[], None] = lambda: None
         self._second = Engine()
-        self._lives = [life for life in LIVES.values() if not (uri and life.embedded)]
-        kinds = {fault.name: fault.about for fault in (FIRST, *self._lives, *BLOWS.values())}
-        if uri is not None:
-            kinds |= {name: _about(name) for name in RANDOM_FAULTS}
-        self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds, uri=uri)
+        self._lives = _lives(rest=uri is not None)
+        self.report = Report(seed, minutes, "rest" if uri else "sqlite", kinds(rest=uri is not None), uri=uri)
 
     def __call__(self) -> Report:
         """Go on until the time is up and every kind was struck, or something is wrong, or Ctrl-C."""
