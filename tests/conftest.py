@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: one Spark session per test run, a table name of one's own."""
+"""What all tests share: their order, one Spark session per test run, a table name of one's own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,51 @@ from tests.servers.fixtures import pytest_runtest_makereport, rest_catalog, spar
 
 __all__ = ["pytest_runtest_makereport", "rest_catalog", "spark_cluster"]
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    # quick
+    "simulator/test_seeds.py",
+    # processes
+    "process/test_prove.py",
+    "process/test_matrix_zombies.py",
+    "process/test_matrix_kills.py",
+    "process/test_sabotage.py",
+    "cli/test_processes.py",
+    "process/test_matrix_storage.py",
+    "process/test_matrix_drivers.py",
+    "process/test_matrix_settled.py",
+    "process/test_matrix_workers.py",
+    "process/test_matrix_cluster.py",
+    "upkeep/test_settle_processes.py",
+    "process/test_matrix_input.py",
+    "upkeep/test_commands.py",
+    "process/test_cluster.py",
+    # with a session
+    "process/test_matrix_company.py",
+    "rest/test_commits.py",
+    "upkeep/test_compact.py",
+    "upkeep/test_expire.py",
+    "changes/test_changes.py",
+    "replica/test_replica.py",
+    "changes/test_edges.py",
+    "changes/test_random_tables.py",
+    "changes/test_public_cases.py",
+    "replica/test_kills.py",
+    "upkeep/test_many_epochs.py",
+    "upkeep/test_settle.py",
+)
+"""Files that take longest begin first, so that no worker is left alone with one at the end."""
+
 _numbers = itertools.count()
 # The same examples in every run, so that a red run is about the change at hand; `make test-all` goes looking for new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("searching", derandomize=False, deadline=None)
 settings.load_profile("searching" if "ICEFRONT_SEARCH" in os.environ else "repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

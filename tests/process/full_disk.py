@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from icefront.proof.harness import STOPPED, UNREACHABLE
 from tests.process.matrix import Watched
 
-STOPPED = 5
-UNREACHABLE = 3
 PLACES = ("write.before", "stage.before", "publish.before-commit", "note.before")
 MIB = 1024 * 1024
 FULL = re.compile(r"^error: .*(?:No space left on device|\bdisk\b.* is full)", re.MULTILINE)

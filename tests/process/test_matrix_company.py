@@ -27,11 +27,10 @@ from sqlalchemy.exc import OperationalError
 from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_REMOVED, FOREIGN_ROWS, files_of, staged_notes
 from icefront.proof.faults import is_conflict
-from icefront.proof.harness import KILLED, Driver, wait_until
+from icefront.proof.harness import KILLED, STOPPED, Driver, wait_until
 from tests.process.matrix import SEEDS, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.spark, pytest.mark.timeout(600)]
-STOPPED = 5
 
 
 # ── attempts ───────────────────────────────────────────────────────────────────────────────

@@ -12,11 +12,9 @@ from icefront.core.errors import StagedMismatch
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.ports import Report
 from icefront.proof.checker import staged_notes
-from icefront.proof.harness import KILLED, PATIENCE
+from icefront.proof.harness import KILLED, PATIENCE, STOPPED
 from icefront.spark.job import _collect
 from tests.process.matrix import SEEDS, Strike, Watched
-
-STOPPED = 5
 
 
 @pytest.mark.process

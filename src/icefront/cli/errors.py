@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from icefront.core.errors import IcefrontError
+from icefront.core.errors import UNEXPECTED, IcefrontError
 from icefront.settings.secrets import masked
 
-UNEXPECTED = 1
 INTERRUPTED = 130
 
 

@@ -21,8 +21,8 @@ from rich.live import Live
 from rich.text import Text
 
 from icefront.cli import show
-from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell
-from icefront.core.errors import ConfigError
+from icefront.cli.errors import INTERRUPTED, tell
+from icefront.core.errors import UNEXPECTED, ConfigError
 from icefront.proof.harness import class_archive, has_class_archive
 from icefront.proof.prove import OVERTIME, Prove, Report, needed
 from icefront.proof.trouble import check_room, check_system, reach

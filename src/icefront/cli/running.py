@@ -23,9 +23,9 @@ from rich.status import Status
 
 from icefront.api import Pipeline
 from icefront.cli import show
-from icefront.cli.errors import INTERRUPTED, UNEXPECTED, tell, tell_error, tell_unexpected
+from icefront.cli.errors import INTERRUPTED, tell, tell_error, tell_unexpected
 from icefront.cli.sessions import start_session
-from icefront.core.errors import ConfigError, FencedOut, IcefrontError, Stopped
+from icefront.core.errors import UNEXPECTED, ConfigError, FencedOut, IcefrontError, Stopped
 from icefront.pipeline import EpochPublished, Result
 from icefront.status import cycle_dict
 from icefront.status.targets import human_time

@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from typing import Self
 
+UNEXPECTED = 1
+"""The exit code of a program that ends with an error that is none of these."""
+
 
 class IcefrontError(Exception):
     """Base of all errors raised on purpose."""

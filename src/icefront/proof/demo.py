@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from pyiceberg.table import Table
 
 from icefront.api import Pipeline
-from icefront.core.errors import ConfigError, IcefrontError
+from icefront.core.errors import ConfigError, FencedOut, IcefrontError
 from icefront.core.files import Staged
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.failpoints import ENVIRONMENT
@@ -41,7 +41,7 @@ from icefront.testing.feeds import SHOP, Feed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FENCED = 4
+FENCED = FencedOut.exit_code
 PATIENCE = 240.0
 """Seconds after which a process that should have done something by now is taken to hang."""
 STEPS = 5

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from pyiceberg.table import Table
 
-from icefront.core.errors import ConnectionFailed, IcefrontError, Stopped
+from icefront.core.errors import UNEXPECTED, ConnectionFailed, IcefrontError, Stopped
 from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.failpoints import FailpointError
@@ -31,7 +31,6 @@ from icefront.proof.scene import Broken, Cut, Scene, said
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
 
-UNEXPECTED = 1
 _PAGE = 4096
 _TRIES = 6
 _BACK_OFF = 0.1

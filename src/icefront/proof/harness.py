@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
+from icefront.core.errors import ConnectionFailed, FencedOut, Stopped
 from icefront.proof import sessions
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.sessions import kill_session, look, processes, processor_time, watch
@@ -30,7 +31,9 @@ from icefront.spark.java import require_java
 from icefront.testing.feeds import ORDERS, Feed, FeedTable
 
 KILLED = -signal.SIGKILL
-FENCED = 4
+FENCED = FencedOut.exit_code
+STOPPED = Stopped.exit_code
+UNREACHABLE = ConnectionFailed.exit_code
 PATIENCE = 240.0
 """Seconds after which a process that should have done something by now is taken to hang."""
 PROGRAM = (sys.executable, "-m", "icefront")
@@ -272,8 +275,8 @@ class Project:
         (folder / "icefront.yaml").write_text(json.dumps(project), encoding="utf-8")
         self.configure(sink)
 
-    def configure(self, sink: Mapping[str, object] | None = None) -> None:
-        """Write the pipeline file, with these settings for the sink."""
+    def configure(self, sink: Mapping[str, object] | None = None, **settings: object) -> None:
+        """Write the pipeline file, with these settings for the sink, and others that win over the project's own."""
         pipeline = {
             "pipeline": "orders",
             "source": {"changefeed": {"path": "feed/"}},
@@ -283,6 +286,7 @@ class Project:
             "epochs": {"every": "resolved"},
             "upkeep": "off",
             **self._settings,
+            **settings,
         }
         self.file.write_text(json.dumps(pipeline), encoding="utf-8")
 
