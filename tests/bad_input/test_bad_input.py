@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from icefront.core.errors import BadRow, IcefrontError, NotOurs, Overcompacted, SchemaRefused, SourceChanged, Stopped
+from icefront.core import files
+from icefront.core.errors import BadRow, IcefrontError, NewerFormat, NotOurs, Overcompacted, SchemaRefused, SourceChanged, Stopped
+from icefront.core.files import NOTE_FORMAT
 from icefront.core.timestamps import Timestamp
+from icefront.state.store import StateStore
 from icefront.testing.feeds import BEGIN
 from tests.lakes import Lake, orders, snapshots
+from tests.state.staging import staged
 
 pytestmark = pytest.mark.spark
 SECOND = 1_000_000_000
@@ -212,7 +216,8 @@ def test_a_truncated_gzip_file_is_named(lake: Lake, table: str, scribe: Scribe) 
 def test_a_feed_whose_resolved_timestamps_went_back_stops(lake: Lake, table: str, scribe: Scribe) -> None:
     scribe.data(1.1, scribe.row(1.5, 3))
     last = scribe.resolved(2)
-    refuses(lake, table, Stopped, "resolved", break_it=last.unlink)
+    both = rf"newest resolved timestamp .* is {scribe.at(1)}, the target has changes up to {scribe.at(2)}"
+    refuses(lake, table, Stopped, both, break_it=last.unlink)
 
 
 def test_a_feed_whose_next_files_were_cleaned_away_stops(lake: Lake, table: str, scribe: Scribe) -> None:
@@ -223,7 +228,8 @@ def test_a_feed_whose_next_files_were_cleaned_away_stops(lake: Lake, table: str,
         scribe.data(2.1, scribe.row(2.5, 3))
         scribe.resolved(3)
 
-    refuses(lake, table, Overcompacted, "frontier", break_it=break_it)
+    both = f"frontier is {scribe.at(1).next()}, the source can only be read from {scribe.at(3).next()}"
+    refuses(lake, table, Overcompacted, both, break_it=break_it)
 
 
 def test_a_deleted_file_that_still_had_changes_to_come_stops(lake: Lake, table: str, scribe: Scribe) -> None:
@@ -285,6 +291,17 @@ def test_a_table_with_rows_and_no_mark_is_not_ours(lake: Lake, table: str, scrib
     assert len(lake.rows(table)) == 2
     lake.run(pipeline, adopt=True)
     assert {r["id"]: r["status"] for r in lake.rows(table)} == {1: "new", 2: "new", 9: "theirs"}
+
+
+def test_a_note_of_a_newer_icefront_stops_the_run(
+    lake: Lake, table: str, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_it() -> None:
+        with StateStore(lake.folder / "state.db") as notes, monkeypatch.context() as newer:
+            newer.setattr(files, "NOTE_FORMAT", NOTE_FORMAT + 1)
+            notes.stage(staged(1, target=table))
+
+    refuses(lake, table, NewerFormat, f"format {NOTE_FORMAT + 1}, this Icefront reads up to {NOTE_FORMAT}", break_it=break_it)
 
 
 def test_a_table_that_somebody_recreated_with_rows_is_not_ours(lake: Lake, table: str, scribe: Scribe) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from icefront.core.errors import (
     FencedOut,
     FrontierGap,
     IcefrontError,
+    NewerFormat,
     NotOurs,
     Replaced,
     RolledBack,
@@ -24,7 +26,7 @@ from icefront.core.errors import (
     Stopped,
 )
 from icefront.core.files import FileKind, Staged
-from icefront.core.marks import Identity, Mark, Position
+from icefront.core.marks import MARK_FORMAT, Identity, Mark, Position
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL, Wish
 from icefront.core.protocol import FencedOff, Landed, NotLanded, Published
 from icefront.core.timestamps import Timestamp
@@ -227,6 +229,25 @@ def test_a_mark_that_somebody_removed_stops(spark: Any, table: str) -> None:
     spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('icefront.mark.p')")
     with pytest.raises(RolledBack, match="mark is gone"):
         claim(make(spark, table))
+
+
+def test_a_mark_of_a_newer_icefront_stops_the_commit_and_the_next_claim_and_changes_nothing(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"}, fresh=True)
+    newer = json.dumps({**json.loads(mark.to_json()), "format": MARK_FORMAT + 1})
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('icefront.mark.p' = '{newer}')")
+
+    def metadata() -> list[str]:
+        return [row.file for row in spark.sql(f"SELECT file FROM {table}.metadata_log_entries").collect()]
+
+    before = metadata()
+    with pytest.raises(NewerFormat, match=f"format {MARK_FORMAT + 1}, this Icefront reads up to {MARK_FORMAT}"):
+        sink.publish(staged, mark)
+    with pytest.raises(NewerFormat):
+        claim(make(spark, table))
+    assert metadata() == before
+    assert sink.present(staged), "what may still be published stays"
 
 
 def test_a_table_with_rows_and_no_mark_is_taken_over_only_when_told(spark: Any, table: str) -> None:
