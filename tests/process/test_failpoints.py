@@ -1,61 +1,17 @@
-"""Failpoints: every registered name is passed somewhere, every name passed is registered, and a wrong one is an error at once."""
+"""Failpoints: a wrong name is an error at once, where it is armed and where it is passed."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-import icefront
 from icefront.core.errors import ConfigError
 from icefront.proof import failpoints
-from icefront.proof.failpoints import FAILPOINTS, failpoint, parse
-
-SOURCES = Path(icefront.__file__).parent
-
-
-def texts(node: ast.AST, among: ast.AST) -> Iterator[str]:
-    """What an expression can be: a text, or one with a variable in it that is given texts nearby."""
-    match node:
-        case ast.Constant(value=str(text)):
-            yield text
-        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=name)), ast.Constant(value=str(rest))]):
-            yield from (text + rest for text in given(name, among))
+from icefront.proof.failpoints import FAILPOINTS, OF_A_RUN, failpoint, parse
+from tests.process.matrix import EFFECTS
 
 
-def given(name: str, among: ast.AST) -> Iterator[str]:
-    for node in ast.walk(among):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=True))
-                for named, value in pairs:
-                    if isinstance(named, ast.Name) and named.id == name:
-                        yield from (n.value for n in ast.walk(value) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def passed() -> Iterator[str]:
-    for path in SOURCES.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "failpoint":
-                found = list(texts(node.args[0], tree))
-                assert found, f"{path}:{node.lineno}: the name of this failpoint cannot be told"
-                yield from found
-
-
-def test_what_is_registered_is_passed_in_the_code_and_the_other_way_round() -> None:
-    assert set(passed()) == set(FAILPOINTS)
-
-
-@pytest.mark.parametrize(
-    "step", ["observe", "table", "claim", "partitioning", "write", "schema", "stage", "publish", "heartbeat", "note", "release"]
-)
-def test_each_durable_step_has_one_before_and_one_after(step: str) -> None:
-    assert {f"{step}.before", f"{step}.after"} <= set(FAILPOINTS)
+def test_every_durable_step_has_one_before_and_one_after_it() -> None:
+    assert {f"{step}.{side}" for step in (*EFFECTS, "observe") for side in ("before", "after")} <= set(OF_A_RUN)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +49,9 @@ def test_nothing_is_armed_unless_the_environment_says_so(monkeypatch: pytest.Mon
     assert failpoints.armed() == {}
     monkeypatch.setattr(failpoints, "_armed", parse("note.before=raise@2, write.after=kill"))
     assert failpoints.armed() == {"note.before": "raise", "write.after": "kill"}
+
+
+def test_a_name_that_nobody_knows_is_an_error_where_it_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failpoints, "_armed", parse("note.before=raise"))
+    with pytest.raises(failpoints.FailpointError, match=r"note\.between is no failpoint"):
+        failpoint("note.between")

@@ -24,8 +24,12 @@ ROWS: Mapping[str, Sequence[str]] = {
     # the process and its parts
     "SIGKILL at each failpoint": ["test_killed_at_each_failpoint_nothing_wrong_is_visible_and_the_next_run_goes_on"],
     "raise at each failpoint": ["test_an_exception_that_nobody_foresaw_ends_the_run_and_the_next_one_goes_on"],
-    "driver dies after staging, before the commit": ["test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again"],
-    "zombie driver": [
+    "driver dies before S2": [
+        "test_a_driver_killed_in_the_middle_of_a_job_leaves_orphans_and_a_worker_that_writes_on_beside_its_successor"
+    ],
+    "after S2, before S3": ["test_a_chain_of_staged_epochs_is_published_in_order_without_writing_again"],
+    "after S3 before S5": ["test_a_run_that_is_killed_around_the_commit_of_a_settled_epoch_is_made_up_for"],
+    "zombie driver (paused, split brain)": [
         "test_a_writer_that_is_paused_overtaken_and_woken_is_refused",
         "test_a_writer_that_is_paused_before_its_claim_takes_over_and_goes_on_from_what_it_finds",
     ],
@@ -38,26 +42,25 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_drivers_that_come_one_after_the_other_take_over_while_the_first_still_works",
     ],
     "JVM killed": ["test_the_jvm_is_killed_and_the_run_stops_cleanly"],
-    "Python worker killed": [
+    "reader or worker dies, task retried or speculated": [
         "test_a_python_worker_is_killed_and_spark_tries_again",
         "test_a_python_worker_is_killed_and_without_another_attempt_the_run_stops_cleanly",
+        "test_a_failed_attempt_is_tried_again_and_only_the_second_is_published",
+        "test_a_slow_task_is_speculated_and_only_the_winner_is_published",
     ],
-    "task retried": ["test_a_failed_attempt_is_tried_again_and_only_the_second_is_published"],
-    "task speculated": ["test_a_slow_task_is_speculated_and_only_the_winner_is_published"],
     "executor lost": ["test_an_executor_that_is_lost_is_replaced"],
     # the commit
-    "applied, answer lost; 5xx; timeout; request repeated": [
+    "S3 applied, answer lost; 5xx; timeout; request repeated": [
         "test_creation_claim_publish_heartbeat_and_schema_change_happen_once_whatever_the_fault",
         "test_a_partitioning_change_and_a_settled_epoch_happen_once_whatever_the_fault",
         "test_a_publish_that_the_client_repeats_by_itself_happens_once",
         "test_a_look_that_fails_after_a_lost_answer_is_repeated",
     ],
-    "applied late": [
+    "S3 applied late": [
         "test_a_publish_applied_after_a_successors_claim_is_refused",
         "test_a_publish_applied_before_a_successors_claim_counts_and_the_successor_goes_on_from_it",
         "test_a_claim_applied_late_takes_nothing_from_the_successor",
     ],
-    "refused for good": ["test_a_commit_that_is_never_accepted_stays_staged_and_the_next_run_publishes_it"],
     "embedded catalog locked": [
         "test_a_publish_waits_for_a_database_that_is_locked_for_a_moment",
         "test_a_database_that_stays_locked_is_a_connection_that_failed",
@@ -71,32 +74,38 @@ ROWS: Mapping[str, Sequence[str]] = {
     "foreign rows before the first epoch": [
         "test_rows_that_others_add_to_a_new_table_while_its_first_epoch_is_staged_are_hidden_by_it"
     ],
-    "conflicting foreign commits": [
-        "test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing"
+    "409 / conflicting foreign commit": [
+        "test_a_foreign_writer_that_commits_all_the_time_makes_half_of_our_commits_conflict_and_loses_nothing",
+        "test_creation_claim_publish_heartbeat_and_schema_change_happen_once_whatever_the_fault",
     ],
-    "concurrent maintenance": [
+    "concurrent compaction, expiry, foreign append/delete": [
         "test_maintenance_by_others_right_before_each_of_our_commits",
         "test_maintenance_by_others_all_the_time",
         "test_staged_files_that_were_removed_as_orphans_are_written_again",
     ],
     "upkeep": ["test_a_settle_that_is_killed_or_paused_leaves_a_right_table"],
-    "rollback": ["test_a_table_that_is_rolled_back_stops_the_run_and_the_next_one_until_it_is_set_forward"],
-    "CREATE OR REPLACE": ["test_a_table_that_is_replaced_stops_the_run_and_the_next_one"],
-    "table dropped": [
+    "rollback of the table past the mark, or CREATE OR REPLACE": [
+        "test_a_table_that_is_rolled_back_stops_the_run_and_the_next_one_until_it_is_set_forward",
+        "test_a_table_that_is_replaced_stops_the_run_and_the_next_one",
+    ],
+    "table dropped, replaced, auth lost": [
+        "test_a_commit_that_is_never_accepted_stays_staged_and_the_next_run_publishes_it",
+        "test_a_table_that_is_replaced_stops_the_run_and_the_next_one",
         "test_a_table_that_is_dropped_and_recreated_stops_the_run_and_the_next_one_loads_it_anew",
         "test_a_table_that_is_dropped_stops_the_run_and_the_next_one_loads_it_anew",
     ],
     "schema or partition spec changed by others": [
         "test_columns_that_others_add_to_the_table_do_not_stop_a_running_pipeline",
         "test_scoped_deletes_stop_when_a_second_spec_appears",
+        "test_an_epoch_is_written_anew_when_a_column_was_replaced_meanwhile",
     ],
-    "mark or state of a newer Icefront": [
-        "test_a_mark_of_a_newer_icefront_stops_and_names_both_versions",
-        "test_a_note_of_a_newer_icefront_stops_and_names_both_versions",
+    "mark or state written by a newer Icefront": [
+        "test_a_mark_of_a_newer_icefront_stops_the_commit_and_the_next_claim_and_changes_nothing",
+        "test_a_note_of_a_newer_icefront_stops_the_run",
     ],
     "one of several targets fails": ["test_a_target_that_fails_stays_and_the_others_go_on"],
     # disk, state, clock
-    "full disk": [
+    "storage error, partial upload, full disk": [
         "test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on",
         "test_a_full_disk_stops_the_publish_and_nothing_else",
     ],
@@ -109,8 +118,13 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_a_closed_file_that_a_worker_reports_twice_is_staged_and_published_once",
         "test_a_closed_file_that_is_reported_twice_unlike_stops",
     ],
-    "duplicate or out-of-order delivery": ["test_updates_deletes_and_repetitions_leave_the_last_state_of_each_key"],
-    "a new change below the frontier": ["test_a_new_change_below_the_frontier_is_counted_and_its_row_found_missing"],
+    "duplicate or out-of-order delivery": [
+        "test_updates_deletes_and_repetitions_leave_the_last_state_of_each_key",
+        "test_changes_below_are_dropped_and_those_beyond_wait",
+    ],
+    "a new change below the frontier that is not a duplicate": [
+        "test_a_new_change_below_the_frontier_is_counted_and_its_row_found_missing"
+    ],
     "resolved timestamp regresses": [
         "test_a_feed_whose_resolved_timestamps_went_back_stops",
         "test_a_resolved_timestamp_that_regresses_above_the_frontier_is_ignored",
@@ -119,18 +133,19 @@ ROWS: Mapping[str, Sequence[str]] = {
         "test_a_feed_whose_next_files_were_cleaned_away_stops",
         "test_a_deleted_file_that_still_had_changes_to_come_stops",
     ],
-    "source recreated or truncated under the same name": [
+    "topic or table recreated or truncated under the same name": [
         "test_another_feed_under_the_same_pipeline_stops",
         "test_a_feed_that_was_emptied_or_unmounted_is_not_caught_up",
     ],
-    "one change or one epoch larger than a task": [
+    "one change larger than the memory budget, one huge epoch": [
         "test_a_huge_row_arrives_whole",
         "test_large_epochs_are_exchanged_by_key_between_workers",
     ],
     "poison record": ["test_a_malformed_line_is_named_by_file_and_line"],
     "schema change mid-epoch": ["test_a_schema_that_changes_between_two_files_of_one_epoch"],
 }
-"""The rows of the protocol's failure matrix that concern the way into Iceberg, each with tests that it cannot be without."""
+"""The rows of the protocol's failure matrix that concern the way into Iceberg, in its words, and more that this one has; each with tests
+that it cannot be without."""
 CHANNEL = ("commits", "late", "pipeline", "sqlite_catalog")
 """What in `rest` is of the matrix; the others are about the proxy itself, and about the words of errors."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icefront.proof.harness import KILLED
-from tests.process.matrix import SEEDS, Watched
+from tests.process.matrix import SEEDS, Watched, released
 from tests.process.test_matrix_zombies import overtake_and_wake
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -32,10 +32,13 @@ def test_a_run_that_is_killed_around_the_commit_of_a_settled_epoch_is_made_up_fo
     for failpoint, committed in (("publish.before-commit", False), ("publish.after", True)):
         project.feed.advance(20)
         frontier, before = project.mark().frontier, uncommitted(project)
-        project.run(f"{failpoint}=kill", code=KILLED)
+        project.run(f"{failpoint}=kill@{project.passing(failpoint)}", code=KILLED)
         project.check()
         assert (project.mark().frontier > frontier, uncommitted(project) == before) == (committed, committed)
-    project.run()
+    found, run = project.mark().frontier, project.run()
+    assert (run.epochs(), released(run.stderr)) == ([], [str(found)]), (
+        "what was published and not released is released, and no more"
+    )
     project.check_caught_up()
 
 

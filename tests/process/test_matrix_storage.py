@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from icefront.proof.harness import KILLED, Driver
+from icefront.proof.harness import KILLED, STOPPED, Driver
 from tests.process import full_disk
 from tests.process.matrix import HOOKED, SEEDS, Watched
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent.parent
-STOPPED = 5
 PATHS = list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
@@ -95,11 +94,15 @@ def point_at(project: Watched, metadata: Path) -> None:
     assert changed == 1
 
 
+AT_ONCE = {"settle": {"files": 1}, "compact": "off", "expire": {"keep": "1ms", "at_least": 1, "every": "1ms"}}
+"""Upkeep that has always something to do, if its clock does not say otherwise."""
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path: Path, seed: int) -> None:
     """Iceberg takes no commit that is more than a minute older than the last one, by the JVM's clock; ours decides nothing.
 
-    The last run's own clock is an hour behind, and goes back by another one between two of its epochs.
+    The last run's own clock is an hour behind, and goes back by another one between two of its epochs; its upkeep goes by that too.
     """
     project = Watched(tmp_path, seed=seed)
     with project.start("publish.before-commit=pause@2") as driver:
@@ -116,6 +119,7 @@ def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path:
     point_at(project, in_time)
     commit_ahead(project, 30)
     project.feed.advance(20)
+    project.configure(upkeep=AT_ONCE)
     back = tmp_path / "back"
     behind = {**HOOKED, "MATRIX_CLOCK": "-3600", "MATRIX_CLOCK_AGAIN": str(back)}
     with project.start("publish.before=pause@2", environment=behind) as driver:
@@ -126,5 +130,7 @@ def test_clocks_that_are_behind_change_nothing_or_stop_the_run_by_name(tmp_path:
     project.check_caught_up()
     with closing(sqlite3.connect(project.state)) as notes:
         (before, _), *_, (started, ended) = notes.execute("SELECT started, ended FROM runs ORDER BY rowid")
+        done = {kind for (kind,) in notes.execute("SELECT kind FROM cycles WHERE outcome = 'done'")}
     assert started < before - 3000, "the driver's clock was not behind"
     assert ended < started - 3000, "the driver's clock did not go back while it ran"
+    assert done == {"settle"}, "to a clock that is behind, no snapshot is old"

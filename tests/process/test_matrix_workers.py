@@ -1,4 +1,4 @@
-"""A driver's JVM and its Python workers are killed: Spark tries again, or the run stops cleanly and the next one succeeds."""
+"""A driver, its JVM and its Python workers are killed apart: Spark tries again, or the run stops cleanly and the next one succeeds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,40 @@ from pathlib import Path
 import pytest
 
 from icefront.proof.failpoints import OF_A_RUN
-from icefront.proof.harness import Driver, wait_until
+from icefront.proof.harness import STOPPED, UNREACHABLE, Driver, wait_until
+from icefront.proof.sessions import look
 from tests.process.matrix import SEEDS, Strike, Watched, ready_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-UNREACHABLE = 3
-STOPPED = 5
 
 
-def kill_at_once(driver: Driver, _project: Watched) -> None:
+def kill_at_once(driver: Driver) -> None:
     kill_jvm(driver)
     driver.wake()
+
+
+def test_a_driver_killed_in_the_middle_of_a_job_leaves_orphans_and_a_worker_that_writes_on_beside_its_successor(
+    tmp_path: Path,
+) -> None:
+    """It dies before S2. Its worker has written all files, and writes them once more when a successor has an epoch in its hands."""
+    project = Watched(tmp_path)
+    strike = Strike("late", tmp_path)
+    with project.start(environment=strike.environment) as driver:
+        worker = strike.worker()
+        lost = set(project.files())
+        driver.kill()
+        assert not project.noted()
+        with project.start("stage.after=pause") as successor:
+            successor.wait_until_stopped()
+            before = set(project.files())
+            strike.wake()
+            wait_until(lambda: look(worker) is None, what="the worker did not end")
+            late = set(project.files()) - before
+            successor.wake()
+            successor.expect(0)
+    project.check_caught_up()
+    assert len(late) == len(lost) > 0
+    assert set(project.files()) - project.committed() == lost | late
 
 
 @contextmanager
@@ -37,14 +60,13 @@ def in_mid_commit(driver: Driver, project: Watched) -> Iterator[None]:
         holder.execute("ROLLBACK")
 
 
-def kill_in_mid_commit(driver: Driver, project: Watched) -> None:
-    with in_mid_commit(driver, project):
-        kill_jvm(driver)
-        wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
-
-
 def metadata_files(project: Watched) -> int:
     return len(list(project.catalog.glob("warehouse/**/*.metadata.json")))
+
+
+def stands_still(pid: int) -> bool:
+    process = look(pid)
+    return process is not None and process.state == "T"
 
 
 def kill_jvm(driver: Driver) -> None:
@@ -53,27 +75,43 @@ def kill_jvm(driver: Driver) -> None:
     os.kill(jvm, signal.SIGKILL)
 
 
-def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """Before a job, before a commit, and while the driver waits for a commit; each run recovers from the one before it."""
-    project = Watched(tmp_path)
-    strikes = {
-        "before a job": ("write.before", kill_at_once),
-        "before a commit": ("publish.before-commit", kill_at_once),
-        "in mid-commit": ("publish.before-commit", kill_in_mid_commit),
-    }
-    for name, (failpoint, kill) in strikes.items():
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, seed: int, subtests: pytest.Subtests) -> None:
+    """In the middle of a job, before a commit, and while the driver waits for a commit; each run recovers from the one before it."""
+    project = Watched(tmp_path, seed=seed)
+    strike = Strike("hang", tmp_path)
+    with subtests.test("in the middle of a job"), project.start(environment=strike.environment) as driver:
+        assert strike.worker() in driver.workers()
+        lost = set(project.files())
+        kill_jvm(driver)
+        expect_the_reason(driver)
+    project.check()
+    for place in ("before a commit", "in mid-commit"):
         project.feed.advance(20)
-        with subtests.test(name), project.start(f"{failpoint}=pause@2") as driver:
-            kill(driver.wait_until_stopped(), project)
+        pause = f"publish.before-commit=pause@{project.passing('publish.before-commit')}"
+        with subtests.test(place), project.start(pause) as driver:
+            driver.wait_until_stopped()
+            if place == "before a commit":
+                kill_at_once(driver)
+            else:
+                with in_mid_commit(driver, project):
+                    kill_jvm(driver)
+                    wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
             expect_the_reason(driver)
         project.check()
     project.run()
     project.check_caught_up()
+    assert lost
+    assert not lost & project.committed(), "what was written for the lost JVM was published"
 
 
-def test_a_jvm_that_outlives_its_driver_in_mid_commit_changes_nothing_that_its_successor_made(tmp_path: Path) -> None:
-    """It is paused in the commit, its driver killed and overtaken; woken, it finishes what it was doing, and ends by itself."""
-    project = Watched(tmp_path)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_jvm_that_outlives_its_driver_in_mid_commit_changes_nothing_that_its_successor_made(tmp_path: Path, seed: int) -> None:
+    """It is paused in the commit, its driver killed and overtaken. Woken, it ends by itself, before its attempt or after it.
+
+    That such an attempt is refused is seen where its driver lives and can tell: in the tests of the embedded catalog.
+    """
+    project = Watched(tmp_path, seed=seed)
     project.feed.advance(20)
     with project.start("publish.before-commit=pause@2") as driver:
         driver.wait_until_stopped()
@@ -81,6 +119,7 @@ def test_a_jvm_that_outlives_its_driver_in_mid_commit_changes_nothing_that_its_s
             jvm = driver.jvm()
             assert jvm is not None
             os.kill(jvm, signal.SIGSTOP)
+            wait_until(lambda: stands_still(jvm), what="the JVM was not paused")
             driver.kill()
         project.feed.advance(20)
         project.run()
@@ -112,8 +151,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_the_jvm_is_killed_at_each_failpoint(project: Watched, failpoint: str, tmp_path: Path) -> None:
     with ready_for(failpoint, project, tmp_path) as struck:
         struck.feed.advance(20)  # there is something left to do without it
-        with struck.start(f"{failpoint}=pause") as driver:
-            kill_at_once(driver.wait_until_stopped(), struck)
+        with struck.start(f"{failpoint}=pause@{struck.passing(failpoint)}") as driver:
+            kill_at_once(driver.wait_until_stopped())
             expect_the_reason(driver)
         struck.check()
 

@@ -64,7 +64,7 @@ ACTIONS = ("kill", "pause", "raise", "delay:S")
 
 
 class FailpointError(Exception):
-    """Raised by a failpoint armed with `raise`."""
+    """Raised by a failpoint armed with `raise`, and by one that nobody knows."""
 
 
 @dataclass(slots=True)
@@ -119,6 +119,8 @@ def failpoint(name: str) -> None:
     """Pass a named place; does nothing unless a test armed it."""
     if not _armed:
         return
+    if name not in FAILPOINTS:
+        raise FailpointError(f"{name} is no failpoint that could be armed")
     armed = _armed.get(name)
     if armed is None:
         return

@@ -147,7 +147,6 @@ class IcebergSink:
 
     def _evolve(self, wishes: Sequence[Wish]) -> None:
         """Change the schema until no wish is left open."""
-        what = "schema"
 
         def evolve(transaction: JavaObject) -> None:
             schema = self._parse(transaction.table().schema())
@@ -162,7 +161,7 @@ class IcebergSink:
                 update.unionByNameWith(self._gateway.schema_parser.fromJson(union.model_dump_json()))
             update.commit()
 
-        self._alter(what, lambda: self._plan(self._schema(), wishes), evolve)
+        self._alter("schema", lambda: self._plan(self._schema(), wishes), evolve)
 
     def _plan(self, schema: Schema, wishes: Sequence[Wish]) -> list[evolution.Change]:
         wanted = self._wanted
@@ -170,7 +169,6 @@ class IcebergSink:
 
     def _align_partitioning(self) -> None:
         """Give the table the declared partitioning, and an unpartitioned spec in its history."""
-        what = "partitioning"
         wanted = self._wanted.partition_by
         fields = self._current_fields() if wanted is None else tuple(wanted)
         self._check_partition_columns(self._schema().column_names)
@@ -191,7 +189,7 @@ class IcebergSink:
                 self._adder(fields)(adder)
                 adder.commit()
 
-        self._alter(what, left, align)
+        self._alter("partitioning", left, align)
 
     def _check_partition_columns(self, columns: Sequence[str]) -> None:
         missing = [f for f in self._wanted.partition_by or () if f.column not in columns]
