@@ -23,7 +23,7 @@ from icefront.core.protocol import recoverable
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
 from icefront.proof.checker import Checker, Subject, by_datafusion
-from icefront.proof.harness import PROGRAM, Driver, Project, wait_until
+from icefront.proof.harness import PROGRAM, Driver, Project, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.settings import Catalog
 from icefront.state.store import StateStore
@@ -228,12 +228,6 @@ class Watched(Project):
     def owner(self) -> str:
         """The writer that the mark names."""
         return str(self.mark().writer)
-
-
-def released(log: str) -> Sequence[str]:
-    """What a run said that it released, in whole lines: the last one may be half written, by a run that lives or was killed."""
-    whole = log.split("\n")[:-1]
-    return [json.loads(line)["frontier"] for line in whole if '"event": "released"' in line]
 
 
 @contextmanager

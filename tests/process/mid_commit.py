@@ -83,7 +83,7 @@ def freeze(driver: Driver) -> None:
     jvm = driver.jvm()
     assert jvm is not None
     os.killpg(driver.pid, signal.SIGSTOP)
-    wait_until(lambda: _is_frozen(driver.pid) and _is_frozen(jvm), what="it was not paused")
+    wait_until(lambda: is_frozen(driver.pid) and is_frozen(jvm), what="it was not paused")
 
 
 def thaw(driver: Driver) -> None:
@@ -94,7 +94,7 @@ def metadata_files(catalog: Path) -> int:
     return len(list(catalog.glob("warehouse/**/*.metadata.json")))
 
 
-def _is_frozen(pid: int) -> bool:
+def is_frozen(pid: int) -> bool:
     """Each of its threads: any of them may be the one that commits."""
     threads = [look(int(folder.name)) for folder in Path(f"/proc/{pid}/task").iterdir()]
     return all(thread is None or thread.state == "T" for thread in threads)

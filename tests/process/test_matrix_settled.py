@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from icefront.proof.harness import KILLED
-from tests.process.matrix import SEEDS, Watched, released
+from icefront.proof.harness import KILLED, released
+from tests.process.matrix import SEEDS, Watched
 from tests.process.test_matrix_zombies import overtake_and_wake
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from icefront.proof.failpoints import OF_A_RUN
 from icefront.proof.harness import STOPPED, UNREACHABLE, Driver, wait_until
 from icefront.proof.sessions import look
 from tests.process.matrix import SEEDS, Strike, Watched, ready_for
+from tests.process.mid_commit import is_frozen, waiting
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -48,22 +47,6 @@ def test_a_driver_killed_in_the_middle_of_a_job_leaves_orphans_and_a_worker_that
     assert set(project.files()) - project.committed() == lost | late
 
 
-@contextmanager
-def in_mid_commit(driver: Driver, project: Watched) -> Iterator[None]:
-    """The catalog's database is locked, so that the JVM waits in the very commit: its metadata is written, and not yet in place."""
-    before = metadata_files(project)
-    with closing(sqlite3.connect(project.catalog / "catalog.db", isolation_level=None)) as holder:
-        holder.execute("BEGIN IMMEDIATE")
-        driver.wake()
-        wait_until(lambda: metadata_files(project) > before, what="the JVM did not begin to commit")
-        yield
-        holder.execute("ROLLBACK")
-
-
-def metadata_files(project: Watched) -> int:
-    return len(list(project.catalog.glob("warehouse/**/*.metadata.json")))
-
-
 def serving(jvm: int) -> int:
     """How many of its threads serve the driver: py4j's, which have no names of their own, but for the one that accepts connections.
 
@@ -71,11 +54,6 @@ def serving(jvm: int) -> int:
     """
     threads = [look(int(task.name)) for task in Path(f"/proc/{jvm}/task").iterdir()]
     return sum(thread is not None and thread.name.startswith("Thread-") for thread in threads) - 1
-
-
-def stands_still(pid: int) -> bool:
-    process = look(pid)
-    return process is not None and process.state == "T"
 
 
 def kill_jvm(driver: Driver) -> None:
@@ -103,7 +81,7 @@ def test_the_jvm_is_killed_and_the_run_stops_cleanly(tmp_path: Path, seed: int, 
             if place == "before a commit":
                 kill_at_once(driver)
             else:
-                with in_mid_commit(driver, project):
+                with waiting(driver, project.catalog):
                     kill_jvm(driver)
                     wait_until(lambda: driver.jvm() is None, what="the JVM did not end")
             expect_the_reason(driver)
@@ -121,11 +99,11 @@ def test_a_jvm_that_outlives_its_driver_in_mid_commit_changes_nothing_that_its_s
     project.feed.advance(20)
     with project.start("publish.before-commit=pause@2") as driver:
         driver.wait_until_stopped()
-        with in_mid_commit(driver, project):
+        with waiting(driver, project.catalog):
             jvm = driver.jvm()
             assert jvm is not None
             os.kill(jvm, signal.SIGSTOP)
-            wait_until(lambda: stands_still(jvm), what="the JVM was not paused")
+            wait_until(lambda: is_frozen(jvm), what="the JVM was not paused")
             driver.kill()
         project.feed.advance(20)
         project.run()

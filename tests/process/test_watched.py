@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.process.matrix import released
+from icefront.proof.harness import released
 
 FIRST, SECOND = (json.dumps({"event": "released", "frontier": f"{wall}.0000000000"}) for wall in (10, 20))
 
