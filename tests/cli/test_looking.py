@@ -338,8 +338,16 @@ def test_scoped_deletes_and_another_partitioning_than_the_table_has_are_refused(
     result = icefront("check", shop.file, "--json")
     assert result.exit_code == 2
     assert facts(result) == [
-        "the table is partitioned by [], partition_by says [bucket(4, id)], and deletes are scoped to one partition"
+        "lake.shop.orders is partitioned by nothing, `partition_by` says bucket(4, id), and deletes are scoped to one partition"
     ]
+
+
+def test_scoped_deletes_of_a_table_that_is_to_be_partitioned_by_more_than_keys_are_refused(shop):
+    shop.write(sink={"iceberg": {"table": "lake.shop.orders", "partition_by": ["status"], "deletes": "scoped"}})
+    result = icefront("check", shop.file, "--json")
+    assert result.exit_code == 2
+    assert "status" in facts(result)[-1]
+    assert "no key, and deletes are scoped to one partition" in facts(result)[-1]
 
 
 def test_a_table_of_another_pipeline_is_not_ours(shop):

@@ -167,7 +167,7 @@ def test_a_rollback_goes_to_a_snapshot_of_the_branch_that_ends_below_its_frontie
 
 def acting(folder: Path, wakes: Callable[[], object]) -> Any:
     """A scene whose run stands right before a commit, does this when it is woken, and ends as it must."""
-    run = SimpleNamespace(wake=wakes)
+    run = SimpleNamespace(wake=wakes, stderr="stopped: the table was rolled back")
     made = answering(lambda _: [], None)
     made.lake.folder = folder
     made.passing, made.begin, made.launch = lambda _: 1, lambda *_, **_options: run, lambda _: run
@@ -175,6 +175,7 @@ def acting(folder: Path, wakes: Callable[[], object]) -> Any:
     made.sees = lambda _run, what, _named: bool(what())
     made.check = lambda: None
     made.drain = made.expect = lambda *_: None
+    made.named = lambda _: "run 1"
     made.keeping = lambda _: nullcontext()
     return made
 
@@ -232,6 +233,13 @@ def test_a_table_that_was_rolled_back_is_set_forward_again_also_when_a_run_was_c
     with pytest.raises(Cut):
         faults.LIVES["rolled-back"].strike(made)
     assert called == [back, forward]
+
+
+def test_a_run_that_stops_for_another_reason_than_the_rollback_is_told() -> None:
+    made, _ = rolled_back("a", lambda *_: None)
+    made.launch = lambda _: SimpleNamespace(stderr="stopped: the commit is uncertain")
+    with pytest.raises(Broken, match="expected a table that was rolled back, found another reason"):
+        faults.LIVES["rolled-back"].strike(made)
 
 
 def test_a_run_that_changes_a_table_that_was_rolled_back_is_told() -> None:

@@ -61,7 +61,7 @@ def proves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proves:
     monkeypatch.setattr("icefront.proof.prove.Scene", Played)
     monkeypatch.setattr(Prove, "_add", lambda *_: None)
 
-    def prove(end: Exception | None = None, log: str = "", **given: Any) -> Report:
+    def prove(end: BaseException | None = None, log: str = "", **given: Any) -> Report:
         def play(prove: Prove, scene: Any) -> None:
             prove.report.epochs += 7
             said = scene.folder / "driver-1" / "stderr"
@@ -103,6 +103,23 @@ def test_what_is_not_the_table_s_ends_it_with_the_report_so_far(proves: Proves, 
     assert (exit_code(done), done.violations, done.epochs) == (3, [], 7)
     assert str(done.error).startswith(said)
     assert str(done.to_dict()["error"]).startswith(said)
+
+
+@pytest.mark.parametrize("end", [FULL, ConnectionFailed("the catalog is away", "start it"), KeyboardInterrupt()])
+def test_what_was_seen_in_the_table_before_is_a_violation_whatever_ends_it(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException
+) -> None:
+    seen = SimpleNamespace(violations=[GAP, EXIT], check=list)
+    made = Played.__init__
+
+    def with_violations(scene: Played, *given: Any) -> None:
+        made(scene, *given)
+        scene.checker = seen
+
+    monkeypatch.setattr(Played, "__init__", with_violations)
+    done = proves(end)
+    assert (exit_code(done), done.violations, Played.dropped) == (7, [GAP], [])
+    assert list(tmp_path.glob("*/scene-1"))
 
 
 def test_runs_that_fail_on_a_disk_without_room_say_nothing_about_the_table(

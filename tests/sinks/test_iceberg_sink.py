@@ -357,7 +357,7 @@ def test_scoped_deletes_lie_beside_their_rows_in_a_table_that_has_one_spec(spark
     mark = publish(again, claim(again), 30, {1: "c", 3: None, 2: "c"})
     expected = dict.fromkeys(range(4, 12), "a") | {0: "a", 1: "c", 2: "c", 12: "b"}
     assert state(spark, table) == expected
-    deletes = spark.sql(f"SELECT DISTINCT spec_id, partition.id_bucket IS NULL FROM {table}.delete_files WHERE content = 2")
+    deletes = spark.sql(f"SELECT DISTINCT spec_id, partition.id_bucket_4 IS NULL FROM {table}.delete_files WHERE content = 2")
     assert [tuple(row) for row in deletes.collect()] == [(0, False)]
     settle(spark, table)
     assert spark.sql(f"SELECT 1 FROM {table}.delete_files WHERE content = 2").count() == 0
@@ -393,9 +393,23 @@ def test_scoped_deletes_that_could_miss_their_rows_are_refused_and_nothing_chang
     spark: Any, table: str, wanted: Mapping[str, Any], fact: str
 ) -> None:
     spark.sql(f"CREATE TABLE {table} (id BIGINT, v STRING) USING iceberg PARTITIONED BY (bucket(4, id))")
+    before = spark.sql(f"SELECT file FROM {table}.metadata_log_entries").collect()
     with pytest.raises(ConfigError, match=fact):
         make(spark, table, deletes="scoped", **wanted)
-    assert spark.sql(f"SELECT DISTINCT spec_id FROM {table}.all_files").count() == count(spark, table) == 0
+    assert spark.sql(f"SELECT file FROM {table}.metadata_log_entries").collect() == before
+
+
+def test_no_table_is_made_for_scoped_deletes_that_could_miss_their_rows(spark: Any, table: str) -> None:
+    with pytest.raises(ConfigError, match="v, which is no key"):
+        make(spark, table, partition_by=(PartitionField("identity", "v"),), deletes="scoped")
+    assert not spark.catalog.tableExists(table)
+
+
+def test_where_every_change_is_a_row_partitions_need_no_keys(spark: Any, table: str) -> None:
+    by_v = (PartitionField("identity", "v"),)
+    sink = make(spark, table, keys=(), mode="append", partition_by=by_v, deletes="scoped")
+    publish(sink, claim(sink), 10, {1: "a", 2: "b"})
+    assert state(spark, table) == {1: "a", 2: "b"}
 
 
 def test_wider_types_and_new_columns_evolve_and_a_repetition_changes_nothing(spark: Any, table: str) -> None:

@@ -298,12 +298,8 @@ class Gateway:
         catalog, identifier = self.locate(name)
         self._create_namespace(names.quoted(name).rpartition(".")[0])
         schema = self.schema_parser.fromJson(schema_json)
-        spec = self.spec_class.builderFor(schema)
-        for partition_field in first:
-            partition_field.add_to(spec)
-        builder = (
-            catalog.buildTable(identifier, schema).withPartitionSpec(spec.build()).withProperties(self.string_map(properties))
-        )
+        spec = call(lambda: self._spec(schema, first))
+        builder = catalog.buildTable(identifier, schema).withPartitionSpec(spec).withProperties(self.string_map(properties))
         failed: IcefrontError | None = None
         try:
             transaction = builder.createTransaction()
@@ -320,6 +316,12 @@ class Gateway:
         if table is None:
             raise failed or Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
         return table
+
+    def _spec(self, schema: JavaObject, fields: Sequence[PartitionField]) -> JavaObject:
+        builder = self.spec_class.builderFor(schema)
+        for partition_field in fields:
+            partition_field.add_to(builder)
+        return builder.build()
 
     def _create_namespace(self, namespace: str) -> None:
         """Create by SQL: catalogs come wrapped in a cache, which knows no namespaces."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.partitioning import PartitionField as IcebergPartitionField
 from pyiceberg.schema import Schema
+
+from icefront.core.errors import ConfigError, Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,38 @@ class PartitionField:
         return function(self.column) if self.width is None else function(self.column, self.width)
 
     def add_to(self, builder: Any) -> None:
-        """Add itself to Iceberg's Java builder of a partition spec."""
+        """Add itself to Iceberg's Java builder of a partition spec, by the name that an update of one would give it."""
         function = getattr(builder, self.transform)
-        function(self.column) if self.width is None else function(self.column, self.width)
+        if self.width is None:
+            function(self.column)
+        else:
+            function(
+                self.column,
+                self.width,
+                f"{self.column}_{'trunc' if self.transform == 'truncate' else self.transform}_{self.width}",
+            )
+
+
+def check_scope(
+    table: str, specs: int, fields: Sequence[PartitionField], wanted: Sequence[PartitionField] | None, keys: Sequence[str]
+) -> None:
+    """Refuse to scope deletes to partitions where a row could lie in another one than its delete does.
+
+    `fields` are those that the table is partitioned by, or is to be; `wanted` those that were declared, if any were.
+    """
+    if specs > 1:
+        raise Stopped(
+            f"{table} has {specs} partition specs, and deletes are scoped to one partition",
+            "old rows could reappear: set `deletes: global` in the sink",
+        )
+    if wanted is not None and tuple(fields) != tuple(wanted):
+        now, then = (", ".join(map(str, each)) or "nothing" for each in (fields, wanted))
+        raise ConfigError(
+            f"{table} is partitioned by {now}, `partition_by` says {then}, and deletes are scoped to one partition",
+            "leave the partitioning as it is; or set `deletes: global` in the sink",
+        )
+    if strangers := sorted({field.column for field in fields} - set(keys)):
+        raise ConfigError(
+            f"{table} is partitioned by {', '.join(strangers)}, which is no key, and deletes are scoped to one partition",
+            "a row could move to another one: set `deletes: global` in the sink, or partition by keys only",
+        )

@@ -183,6 +183,7 @@ def _killed_in_upkeep(scene: Scene) -> bool:
     def strike(place: str) -> bool:
         if scene.settled and place.startswith("settle."):
             return False  # it has no equality deletes
+        scene.end_leases()
         with scene.keeping(AT_ONCE):
             # Nothing is done by others after its last stop, and all its epochs are still to come.
             driver = scene.begin({place: "kill@1"}, stops=0)
@@ -333,10 +334,16 @@ def _are_stopped(scene: Scene, driver: Driver) -> None:
     """See a run and its successor stop before a table that was rolled back, and leave it as it is."""
     rolled_back = scene.metadata()
     driver.wake()
-    scene.expect(driver, Stopped.exit_code)
-    scene.expect(scene.launch({}), Stopped.exit_code)
+    _is_stopped(scene, driver)
+    _is_stopped(scene, scene.launch({}))
     if (found := scene.metadata()) != rolled_back:
         raise Broken(Violation("rolled-back", scene.table, f"the metadata {rolled_back}", found))
+
+
+def _is_stopped(scene: Scene, driver: Driver) -> None:
+    scene.expect(driver, Stopped.exit_code)
+    if "rolled back" not in driver.stderr:
+        raise Broken(Violation("exit", scene.named(driver), "a table that was rolled back", "another reason: see its log"))
 
 
 def _older_snapshots(table: Table | None) -> Sequence[int]:

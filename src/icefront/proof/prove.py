@@ -250,10 +250,13 @@ class Prove:
         except Broken as broken:
             self._end(scene, broken.violation)
         except KeyboardInterrupt:
-            self._clear(scene)
+            self.report.violations = self._surely_seen(scene)
+            if not self.report.violations:
+                self._clear(scene)
             raise
         except Exception as error:
             if isinstance(error, IcefrontError) or trouble_of(error) is not None:
+                self.report.violations = self._surely_seen(scene)
                 raise
             # A table that cannot be looked at any more is what is to be told.
             with suppress(OSError):  # a disk without room must not be one error more
@@ -264,6 +267,10 @@ class Prove:
             self._clear(scene)
         finally:
             self._count()
+
+    def _surely_seen(self, scene: Scene) -> list[Violation]:
+        """Return what was seen in the table itself: whatever ends the proof, that is a violation."""
+        return [violation for violation in scene.checker.violations if violation.kind not in DOUBTFUL]
 
     def _end(self, scene: Scene, violation: Violation) -> None:
         """End it with something that must not be; raises ConnectionFailed when there is another reason for what was seen."""

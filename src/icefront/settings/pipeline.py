@@ -183,7 +183,7 @@ def _partitions_fit_columns(data: Mapping[str, Any]) -> Iterator[Found]:
 
 def _scoped_partitions_are_keys(data: Mapping[str, Any]) -> Iterator[Found]:
     keys = data.get("keys")
-    if not isinstance(keys, list | tuple):
+    if not isinstance(keys, list | tuple) or data.get("mode") == "append":
         return
     for loc, sink in _iceberg_sinks(data.get("sink")):
         fields = _get(sink, "partition_by") if _get(sink, "deletes") == "scoped" else ()

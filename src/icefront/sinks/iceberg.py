@@ -42,7 +42,7 @@ from icefront.core.protocol import (
 )
 from icefront.iceberg import evolution, summary
 from icefront.iceberg.java import Change, Gateway, JavaObject, JavaTable, Unanswered, call
-from icefront.iceberg.partitions import PartitionField
+from icefront.iceberg.partitions import PartitionField, check_scope
 from icefront.kernels.net import check_keys
 from icefront.kernels.parquet import IcebergEpochWriter, TableLayout, check_format
 from icefront.proof.failpoints import failpoint
@@ -97,7 +97,8 @@ class IcebergSink:
 
     @property
     def _scoped(self) -> bool:
-        return self._wanted.deletes == "scoped"
+        """Whether deletes belong to partitions; where every change is a row there are none."""
+        return self._wanted.deletes == "scoped" and self._wanted.mode == "upsert"
 
     # ── opening ────────────────────────────────────────────────────────────────────────────
     def open(self) -> Schema | None:
@@ -135,6 +136,8 @@ class IcebergSink:
         check_format(self.target, properties)
         partition_by = wanted.partition_by or ()
         self._check_partition_columns(schema.column_names)
+        if self._scoped:
+            check_scope(self.target, 1, partition_by, None, wanted.keys)
         failpoint("table.before")
         first, then = (partition_by, ()) if self._scoped else ((), partition_by)
         self._table = self._gateway.create(
@@ -277,27 +280,7 @@ class IcebergSink:
             )
 
     def _check_scope(self) -> None:
-        """Refuse to scope deletes to partitions where a row could lie in another one than its delete does."""
-        self._check_one_spec(len(self._specs()))
-        wanted, fields = self._wanted.partition_by, self._current_fields()
-        if wanted is not None and fields != tuple(wanted):
-            now, then = (", ".join(map(str, each)) or "nothing" for each in (fields, wanted))
-            raise ConfigError(
-                f"{self.target} is partitioned by {now}, `partition_by` says {then}, and deletes are scoped to one partition",
-                "leave the partitioning as it is; or set `deletes: global` in the sink",
-            )
-        if strangers := sorted({f.column for f in fields} - set(self._wanted.keys)):
-            raise ConfigError(
-                f"{self.target} is partitioned by {', '.join(strangers)}, which is no key, and deletes are scoped to one partition",
-                "a row could move to another one: set `deletes: global` in the sink, or partition by keys only",
-            )
-
-    def _check_one_spec(self, specs: int) -> None:
-        if specs > 1:
-            raise Stopped(
-                f"{self.target} has {specs} partition specs, and deletes are scoped to one partition",
-                "old rows could reappear: set `deletes: global` in the sink",
-            )
+        check_scope(self.target, len(self._specs()), self._current_fields(), self._wanted.partition_by, self._wanted.keys)
 
     def _check_company(self) -> None:
         """Refuse a table that another pipeline writes, unless both said that they share it."""
@@ -545,7 +528,7 @@ class IcebergSink:
                     "add the column back, or write to a new table",
                 )
         if self._scoped and any(f.equality_ids for f in staged.files):
-            self._check_one_spec(len(specs))
+            check_scope(self.target, len(specs), (), None, ())
 
 
 def _exists(io: Any, path: str, size: int) -> bool:

@@ -17,11 +17,11 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 
 from icefront.api import Pipeline
-from icefront.core.errors import ConfigError, IcefrontError, NotOurs, SchemaRefused, Stopped
+from icefront.core.errors import ConfigError, IcefrontError, NotOurs, SchemaRefused
 from icefront.core.marks import START
 from icefront.core.protocol import check_lineage, check_resume
 from icefront.iceberg.evolution import can_widen
-from icefront.iceberg.partitions import PartitionField
+from icefront.iceberg.partitions import PartitionField, check_scope
 from icefront.settings import Target
 from icefront.settings.keys import keys_unknown, refuse_members
 from icefront.settings.problems import closest
@@ -131,6 +131,7 @@ def _target(look: Look, target: Target) -> Iterator[Finding]:
         target.name, f"{target.source_table} by key {', '.join(keys)}" if keys else f"{target.source_table}, every change a row"
     )
     table = look.table(target)
+    _check_scope(target, table, keys)
     if table is None:
         columns = ", ".join(target.columns) or "taken from the first epoch"
         yield _ok(
@@ -200,9 +201,6 @@ def _key_columns(target: Target, schema: Schema, keys: Sequence[str]) -> Iterato
 
 
 def _partitioning(target: Target, table: Table) -> Iterator[Finding]:
-    if target.sink.deletes == "scoped" and (specs := len(table.specs())) > 1:
-        fact = f"the table has {specs} partition specs, and deletes are scoped to one partition"
-        yield _error(target.name, Stopped(fact, "old rows could reappear: set `deletes: global` in the sink"))
     if "partition_by" not in target.sink.model_fields_set:
         return
     schema = table.schema()
@@ -211,15 +209,28 @@ def _partitioning(target: Target, table: Table) -> Iterator[Finding]:
         if field.column not in known:
             fact = f"partition_by names column {field.column}, which the table does not have{closest(field.column, known)}"
             yield _error(target.name, ConfigError(fact, "correct partition_by"))
-    current = [str(PartitionField.of(f, schema)) for f in table.spec().fields]
-    wanted = [str(PartitionField(f.transform, f.column, f.argument)) for f in target.sink.partition_by]
-    if current != wanted:
-        fact = f"the table is partitioned by [{', '.join(current)}], partition_by says [{', '.join(wanted)}]"
-        if target.sink.deletes == "scoped":
-            next_step = "leave the partitioning as it is; or set `deletes: global` in the sink"
-            yield _error(target.name, ConfigError(f"{fact}, and deletes are scoped to one partition", next_step))
-            return
+    current, wanted = _current(table), _declared(target)
+    if current != wanted and target.sink.deletes != "scoped":
+        now, then = (", ".join(map(str, fields)) for fields in (current, wanted))
+        fact = f"the table is partitioned by [{now}], partition_by says [{then}]"
         yield _warn(target.name, fact, "the next run gives the table a new partition spec; old files stay as they are")
+
+
+def _check_scope(target: Target, table: Table | None, keys: Sequence[str]) -> None:
+    """Refuse scoped deletes that could miss their rows; where every change is a row there are no keys, and no deletes."""
+    if target.sink.deletes != "scoped" or not keys:
+        return
+    wanted = _declared(target) if "partition_by" in target.sink.model_fields_set else None
+    fields, specs = (_current(table), len(table.specs())) if table else (wanted or [], 1)
+    check_scope(target.name, specs, fields, wanted, keys)
+
+
+def _current(table: Table) -> Sequence[PartitionField]:
+    return [PartitionField.of(field, table.schema()) for field in table.spec().fields]
+
+
+def _declared(target: Target) -> Sequence[PartitionField]:
+    return [PartitionField(field.transform, field.column, field.argument) for field in target.sink.partition_by]
 
 
 def _ownership(look: Look, target: Target, table: Table) -> Iterator[Finding]:
