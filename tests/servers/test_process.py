@@ -24,13 +24,13 @@ REPOSITORY = Path(__file__).parents[2]
 class Sleeper(Server):
     """A shell with a child of its own, as Spark's workers have."""
 
-    def __init__(self, folder: Path, script: str = "echo up; sleep 600 & wait") -> None:
+    def __init__(self, folder: Path, script: str = "sleep 600 & echo up; wait") -> None:
         super().__init__("sleeper", folder)
         self.script = script
 
     def start(self) -> Self:
         self._launch(["/bin/sh", "-c", self.script], {})
-        self._wait_until(lambda: "up" in self.log_tail(), within=5)
+        self._wait_until(lambda: "up" in self.log_tail(), within=60)
         return self
 
 
@@ -51,7 +51,7 @@ def test_the_end_of_a_server_is_the_end_of_its_children(tmp_path, ending):
     [child] = psutil.Process(server.pid).children()
     getattr(server, ending)()
     assert not server.running
-    assert gone_within(child.pid, 5)
+    assert gone_within(child.pid, 10)
 
 
 def test_a_paused_server_can_be_stopped(tmp_path):
