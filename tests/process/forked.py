@@ -1,19 +1,26 @@
-"""`icefront …` as a process of its own, forked from one that has imported all of it: a fifth of what a short run costs is imports.
+"""`icefront …` as a process of its own, forked from one that has imported all of it: two fifths of what a short run costs is imports.
 
-    us ─▶ a server that has imported Icefront and PySpark, and done nothing else ─ fork ─▶ icefront … in a session of its own
+    us ─▶ a server that has imported Icefront and PySpark, and done nothing else
+           └─ fork ─▶ icefront … in a session of its own ─▶ its JVM ─▶ `lent` in the place of Python: its streams go to ─┐
+                      └─ fork ─▶ waits; becomes the parent of Spark's workers ◀─────────────────────────────────────────┘
 
-What is forked is killed, paused and woken like any process, and starts a JVM and workers of its own.
+What is forked is killed, paused and woken like any process, and has a JVM and workers of its own.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,9 +28,13 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from pyspark import daemon
+
 from icefront import cli
 from icefront.proof import failpoints
 from icefront.proof.harness import PROGRAM, Process, executed
+from icefront.spark.daemon import keep_caches
+from tests.process import lent
 
 
 def forked(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
@@ -76,14 +87,61 @@ def _enter(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
         os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
+    _wear(environment)
+    sys.argv = ["icefront", *arguments]
+    with tempfile.TemporaryDirectory(prefix="lent-") as place:
+        _lend(Path(place))
+        try:
+            cli.main()
+        finally:
+            # As every Python does at its end; what is forked here ends without.
+            threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own
+            atexit._run_exitfuncs()
+
+
+def _wear(environment: Mapping[str, str]) -> None:
+    """Have this environment, and what is read of it at the start of a Python."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     failpoints.arm()
-    sys.argv = ["icefront", *arguments]
-    try:
-        cli.main()
-    finally:
-        # As every Python does at its end; what is forked here ends without.
-        threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own
-        atexit._run_exitfuncs()
+
+
+# ── the parent of Spark's workers ──────────────────────────────────────────────────────────
+def _lend(place: Path) -> None:
+    """Fork a process that becomes the parent of Spark's workers when its JVM asks for one; it ends with us if that never asks."""
+    python, address = place / "python", place / "socket"
+    python.write_text(f"#!{sys.executable} -SE\n{Path(lent.__file__).read_text()}")
+    python.chmod(0o700)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(address))
+    listening.listen()
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.close(theirs)
+        try:
+            _wait(listening, ours)
+        except Exception:  # noqa: BLE001 — told, as every Python does that ends so
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    listening.close()
+    os.close(ours)
+    os.environ |= {"PYSPARK_PYTHON": str(python), lent.ADDRESS: str(address), lent.PYTHON: sys.executable}
+
+
+def _wait(listening: socket.socket, driver: int) -> None:
+    ready, _, _ = select.select([listening.fileno(), driver], [], [])
+    if driver in ready:
+        return
+    line, _ = listening.accept()
+    text, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
+    while not text.endswith(b"\n"):
+        text += line.recv(1 << 20)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    _wear(json.loads(text))
+    keep_caches()
+    daemon.manager()

@@ -9,8 +9,9 @@ gc.disable()
 
 import pyspark.sql  # noqa: E402, F401 — the point is to import, and late
 
-import icefront.cli.running  # noqa: E402 — likewise
-import icefront.spark.job  # noqa: E402, F401 — likewise
+import icefront.cli.running  # noqa: E402, F401 — likewise
+from icefront.spark import daemon  # noqa: E402 — likewise
 
+daemon.preload()
 gc.freeze()
 gc.enable()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.harness import PROGRAM, Begin, Driver, executed, wait_until
+from icefront.proof.harness import PROGRAM, Begin, Driver, Project, executed, wait_until
 from icefront.proof.sessions import look
 from icefront.version import __version__
+from tests.process import lent
 from tests.process.forked import Forked, forked
 
 pytestmark = pytest.mark.process
@@ -59,3 +62,26 @@ def test_another_program_or_other_modules_are_executed(tmp_path: Path) -> None:
         with Driver(command, tmp_path, environment, forked) as driver:
             assert driver.wait() == 0
             assert not isinstance(driver._process, Forked)
+
+
+@pytest.mark.parametrize(("begin", "parent"), [(executed, "java"), (forked, "icefront")])
+def test_the_parent_of_its_workers_is_forked_too(tmp_path: Path, begin: Begin, parent: str) -> None:
+    project = Project(tmp_path, seed=1, begin=begin)
+    project.feed.scan(20)
+    with project.start("write.after=pause") as driver:
+        driver.wait_until_stopped()
+        (worker,) = driver.workers()
+        daemon = look(look(worker).parent)  # type: ignore[union-attr]  # it waits for its next task
+        assert daemon is not None
+        assert daemon.parent == {"java": driver.jvm(), "icefront": driver.pid}[parent]
+        driver.wake()
+        driver.expect(0)
+        wait_until(lambda: look(daemon.pid) is None, what="it outlived its run")
+
+
+def test_without_one_to_be_lent_there_is_a_python_of_its_own() -> None:
+    """As on an executor, or when the driver is gone."""
+    environment = {**os.environ, lent.ADDRESS: "nowhere", lent.PYTHON: sys.executable}
+    command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "pyspark\n"

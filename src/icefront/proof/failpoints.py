@@ -121,11 +121,9 @@ def failpoint(name: str) -> None:
         return
     if name not in FAILPOINTS:
         raise FailpointError(f"{name} is no failpoint that could be armed")
-    armed = _armed.get(name)
-    if armed is None:
-        return
-    if next(armed.passed) in armed.passings:
-        _strike(name, armed.action)
+    one = _armed.get(name)
+    if one is not None and next(one.passed) in one.passings:
+        _strike(name, one.action)
 
 
 def _strike(name: str, action: str) -> None:

@@ -186,8 +186,8 @@ class Driver:
 
     def workers(self) -> Sequence[int]:
         """The process ids of its Python workers, without the daemon that forks them."""
-        session = list(self._session())
-        daemons = {p.pid for p in session if p.parent == self.jvm()}
+        session, jvm = list(self._session()), self.jvm()
+        daemons = {p.pid for p in session if p.parent in {jvm, self.pid}} - {jvm}
         return [p.pid for p in session if p.parent in daemons]
 
     def worker_times(self) -> Mapping[int, int]:

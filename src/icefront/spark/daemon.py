@@ -25,9 +25,14 @@ def preload() -> None:
         import icefront.spark.job  # noqa: PLC0415, F401
 
 
+def keep_caches() -> None:
+    """Let no task drop what is known of the places that modules come from."""
+    setattr(zipimport.zipimporter, "invalidate_caches", lambda _self: None)  # noqa: B010 — typed as a method
+
+
 if __name__ == "__main__":
     gc.disable()
-    setattr(zipimport.zipimporter, "invalidate_caches", lambda _self: None)  # noqa: B010 — typed as a method
+    keep_caches()
     preload()
     gc.freeze()
     gc.enable()
