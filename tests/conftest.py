@@ -46,6 +46,8 @@ LONGEST = (
     "upkeep/test_settle.py",
     "replica/test_kills.py",
     "process/test_matrix_cluster.py",
+    "process/test_cluster.py",
+    "servers/test_spark_cluster.py",
     "process/test_matrix_input.py",
     "upkeep/test_random_upkeep.py",
     "upkeep/test_commands.py",

@@ -100,7 +100,7 @@ def _enter(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
 
 
 def _wear(environment: Mapping[str, str]) -> None:
-    """Have this environment, and what is read of it at the start of a Python."""
+    """Have this environment, its time zone and its failpoints. What libraries read when they are loaded is the server's."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
@@ -123,6 +123,7 @@ def _lend(place: Path) -> None:
             _wait(listening, ours)
         except Exception:  # noqa: BLE001 — told, as every Python does that ends so
             traceback.print_exc()
+            os._exit(1)
         finally:
             os._exit(0)
     listening.close()
@@ -135,9 +136,12 @@ def _wait(listening: socket.socket, driver: int) -> None:
     if driver in ready:
         return
     line, _ = listening.accept()
+    listening.close()  # who comes later must find nobody: there is one of us
     text, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
     while not text.endswith(b"\n"):
-        text += line.recv(1 << 20)
+        if not (more := line.recv(1 << 20)):
+            return
+        text += more
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

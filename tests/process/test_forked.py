@@ -65,7 +65,7 @@ def test_another_program_or_other_modules_are_executed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("begin", "parent"), [(executed, "java"), (forked, "icefront")])
-def test_the_parent_of_its_workers_is_forked_too(tmp_path: Path, begin: Begin, parent: str) -> None:
+def test_who_started_the_parent_of_its_workers(tmp_path: Path, begin: Begin, parent: str) -> None:
     project = Project(tmp_path, seed=1, begin=begin)
     project.feed.scan(20)
     with project.start("write.after=pause") as driver:
@@ -79,9 +79,11 @@ def test_the_parent_of_its_workers_is_forked_too(tmp_path: Path, begin: Begin, p
         wait_until(lambda: look(daemon.pid) is None, what="it outlived its run")
 
 
-def test_without_one_to_be_lent_there_is_a_python_of_its_own() -> None:
-    """As on an executor, or when the driver is gone."""
-    environment = {**os.environ, lent.ADDRESS: "nowhere", lent.PYTHON: sys.executable}
+@pytest.mark.parametrize("lends", [{}, {lent.ADDRESS: "nowhere"}])
+def test_where_none_is_lent_there_is_a_python_of_its_own(lends: dict[str, str]) -> None:
+    """As on an executor, and when the driver is gone or has lent its one already."""
     command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, **lends, lent.PYTHON: sys.executable}, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "pyspark\n"

@@ -185,9 +185,9 @@ class Driver:
         return next((p.pid for p in self._session() if p.name == "java"), None)
 
     def workers(self) -> Sequence[int]:
-        """The process ids of its Python workers, without the daemon that forks them."""
+        """The process ids of its Python workers, without the daemon that forks them: a child of the JVM, or of a driver that lent it one."""
         session, jvm = list(self._session()), self.jvm()
-        daemons = {p.pid for p in session if p.parent in {jvm, self.pid}} - {jvm}
+        daemons = {p.pid for p in session if p.parent in {jvm, self.pid} and p.name not in {"java", "bash"}}
         return [p.pid for p in session if p.parent in daemons]
 
     def worker_times(self) -> Mapping[int, int]:
