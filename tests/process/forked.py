@@ -27,6 +27,7 @@ from functools import cache
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from shlex import quote
 
 from pyspark import daemon
 
@@ -111,7 +112,7 @@ def _wear(environment: Mapping[str, str]) -> None:
 def _lend(place: Path) -> None:
     """Fork a process that becomes the parent of Spark's workers when its JVM asks for one; it ends with us if that never asks."""
     python, address = place / "python", place / "socket"
-    python.write_text(f"#!{sys.executable} -SE\n{Path(lent.__file__).read_text()}")
+    python.write_text(f'#!/bin/sh\nexec {quote(sys.executable)} -SE {quote(lent.__file__)} "$@"\n')
     python.chmod(0o700)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(address))
@@ -132,6 +133,7 @@ def _lend(place: Path) -> None:
 
 
 def _wait(listening: socket.socket, driver: int) -> None:
+    """Serve the first JVM that asks, for as long as it lives; nobody, when the driver ends before."""
     ready, _, _ = select.select([listening.fileno(), driver], [], [])
     if driver in ready:
         return

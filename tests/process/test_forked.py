@@ -71,7 +71,9 @@ def test_who_started_the_parent_of_its_workers(tmp_path: Path, begin: Begin, par
     with project.start("write.after=pause") as driver:
         driver.wait_until_stopped()
         (worker,) = driver.workers()
-        daemon = look(look(worker).parent)  # type: ignore[union-attr]  # it waits for its next task
+        waits = look(worker)  # for its next task
+        assert waits is not None
+        daemon = look(waits.parent)
         assert daemon is not None
         assert daemon.parent == {"java": driver.jvm(), "icefront": driver.pid}[parent]
         driver.wake()
