@@ -111,7 +111,7 @@ def quick() -> dict[str, str]:
     from icefront.proof.harness import quick_jvm  # noqa: PLC0415 — it imports Spark
 
     conf = {**SMALL, **quick_jvm()}
-    conf["spark.driver.extraJavaOptions"] += " -XX:ReservedCodeCacheSize=256m -Djdk.lang.Process.launchMechanism=VFORK"
+    conf["spark.driver.extraJavaOptions"] += " -XX:ReservedCodeCacheSize=256m"
     return conf
 
 

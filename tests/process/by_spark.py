@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+
+from pyspark.sql import SparkSession
 
 from icefront.api import Pipeline
 from icefront.iceberg import summary
 from icefront.proof.harness import SMALL, quick_jvm
-from icefront.proof.verify import Point, points, verify
+from icefront.proof.verify import Comparison, Point, points, verify
 from icefront.spark.session import start
 from tests.process.matrix import Watched
+
+_READERS = 4
+"""For every data file Iceberg waits hundredths of a second for its deletes, and does nothing."""
 
 
 def differences(projects: Iterable[Watched]) -> Iterator[str]:
     """Name what is not as the feed says."""
-    spark = start("matrix", "local[1]", {**SMALL, **quick_jvm()})
+    spark = start("matrix", f"local[{_READERS}]", {**SMALL, **quick_jvm()})
     try:
-        for project in projects:
-            pipeline = Pipeline.load(project.file)
-            # Sessions look catalogs up each for themselves, so all projects may have one of the same name.
-            session = spark.newSession()
-            for name, catalog in pipeline.settings.project.catalogs.items():
-                for key, value in catalog.spark_conf(name).items():
-                    session.conf.set(key, value)
-            compared = list(verify(pipeline, session, chosen(project, pipeline)))
-            yield from (f"{project.folder}, snapshot {c.snapshot}: {c.difference}" for c in compared if not c.equal)
-            if not any(c.rows for c in compared):
-                yield f"{project.folder}: Spark has read no rows at all"
+        with ThreadPoolExecutor(_READERS) as readers:
+            for project in projects:
+                pipeline = Pipeline.load(project.file)
+                # Sessions look catalogs up each for themselves, so all projects may have one of the same name.
+                session = spark.newSession()
+                for name, catalog in pipeline.settings.project.catalogs.items():
+                    for key, value in catalog.spark_conf(name).items():
+                        session.conf.set(key, value)
+                found = chosen(project, pipeline)
+                parts = (found[first::_READERS] for first in range(_READERS))
+                compared = [*chain(*readers.map(partial(compare, pipeline, session), parts))]
+                yield from (f"{project.folder}, snapshot {c.snapshot}: {c.difference}" for c in compared if not c.equal)
+                if not any(c.rows for c in compared):
+                    yield f"{project.folder}: Spark has read no rows at all"
     finally:
         spark.stop()
+
+
+def compare(pipeline: Pipeline, session: SparkSession, some: Sequence[Point]) -> Sequence[Comparison]:
+    return list(verify(pipeline, session, some))
 
 
 def chosen(project: Watched, pipeline: Pipeline) -> Sequence[Point]:

@@ -53,7 +53,7 @@ def test_the_shipped_lock_names_jars_by_coordinates_and_no_host():
 
 
 def test_an_unknown_group_is_refused_with_those_that_there_are():
-    with pytest.raises(ConfigError, match=r'no jars of the group "azure" \(there are: aws, runtime\)'):
+    with pytest.raises(ConfigError, match=r'no jars of the group "azure" \(there are: aws, proof, runtime\)'):
         jars.locked("azure")
 
 

@@ -47,6 +47,8 @@ from icefront.status.targets import human_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_FEW_JOBS = f"WITH ('split-size' = '{128 << 20}', 'file-open-cost' = '{64 << 10}')"
+"""Every split is a job of its own here, and by itself Iceberg makes one of every four files, however small they are."""
 Expected = Mapping[Key, Row] | Sequence[Said]
 """What a table must hold: the last row of each key; or, in mode append, rows with how often they may be there."""
 
@@ -204,7 +206,7 @@ def _renamed(expected: Expected, schema: Schema, renames: Mapping[str, str]) -> 
 
 
 def _read(spark: SparkSession, point: Point) -> Iterator[Row]:
-    frame = spark.sql(f"SELECT * FROM {quoted(point.target.name)} VERSION AS OF {point.snapshot}")  # noqa: S608 — our own names
+    frame = spark.sql(f"SELECT * FROM {quoted(point.target.name)} VERSION AS OF {point.snapshot} {_FEW_JOBS}")  # noqa: S608 — our own names
     instants = [name for name, kind in frame.dtypes if kind == "timestamp"]
     for row in frame.toLocalIterator(prefetchPartitions=True):
         found = row.asDict(recursive=True)
