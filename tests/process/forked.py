@@ -31,7 +31,6 @@ from shlex import quote
 
 from pyspark import daemon
 
-from icefront import cli
 from icefront.proof import failpoints
 from icefront.proof.harness import PROGRAM, Process, executed
 from icefront.spark.daemon import keep_caches
@@ -40,10 +39,12 @@ from tests.process import lent
 
 def forked(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
     """Begin a process the way that `executed` does. Another program, or one that finds other modules, imports for itself."""
-    program, arguments = tuple(command[: len(PROGRAM)]), command[len(PROGRAM) :]
-    if program != PROGRAM or environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+    python, how, what, *arguments = command
+    known = python == sys.executable and ((python, how, what) == PROGRAM or how == "-c")
+    if not known or environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
         return executed(command, folder, environment, out, err)
-    return Forked(arguments, folder, dict(environment), out, err)
+    code = what if how == "-c" else "from icefront import cli; cli.main()"
+    return Forked(code, arguments, folder, dict(environment), out, err)
 
 
 class Forked:
@@ -80,7 +81,7 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _enter(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
+def _enter(code: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
     """Be that process from now on."""
     os.setsid()
     for path, number in ((out, 1), (err, 2)):
@@ -93,7 +94,7 @@ def _enter(arguments: Sequence[str], folder: Path, environment: Mapping[str, str
     with tempfile.TemporaryDirectory(prefix="lent-") as place:
         _lend(Path(place))
         try:
-            cli.main()
+            exec(code, {"__name__": "__main__"})  # as `python -c` does
         finally:
             # As every Python does at its end; what is forked here ends without.
             threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own

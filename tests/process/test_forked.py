@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -56,12 +58,21 @@ def test_it_has_a_session_of_its_own_and_ends_by_signals(tmp_path: Path) -> None
 
 def test_another_program_or_other_modules_are_executed(tmp_path: Path) -> None:
     for command, environment in (
-        ([PROGRAM[0], "-c", "print(1)"], os.environ),
+        ([PROGRAM[0], "-m", "this"], os.environ),
         ([*PROGRAM, "--version"], {**os.environ, "PYTHONPATH": str(tmp_path)}),
     ):
         with Driver(command, tmp_path, environment, forked) as driver:
             assert driver.wait() == 0
             assert not isinstance(driver._process, Forked)
+
+
+@pytest.mark.parametrize("begin", [executed, forked])
+def test_a_program_of_one_line(tmp_path: Path, begin: Begin) -> None:
+    code = "import sys; print(__name__, sys.argv[1:]); sys.exit(3)"
+    with Driver([PROGRAM[0], "-c", code, "a", "-b"], tmp_path, os.environ, begin) as driver:
+        assert driver.wait() == 3
+        assert driver.stdout == "__main__ ['a', '-b']\n"
+        assert isinstance(driver._process, Forked) == (begin is forked)
 
 
 @pytest.mark.parametrize(("begin", "parent"), [(executed, "java"), (forked, "icefront")])
@@ -81,11 +92,15 @@ def test_who_started_the_parent_of_its_workers(tmp_path: Path, begin: Begin, par
         wait_until(lambda: look(daemon.pid) is None, what="it outlived its run")
 
 
-@pytest.mark.parametrize("lends", [{}, {lent.ADDRESS: "nowhere"}])
-def test_where_none_is_lent_there_is_a_python_of_its_own(lends: dict[str, str]) -> None:
-    """As on an executor, and when the driver is gone or has lent its one already."""
-    command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
-    done = subprocess.run(
-        command, env={**os.environ, **lends, lent.PYTHON: sys.executable}, capture_output=True, text=True, check=True
-    )
+@pytest.mark.parametrize("lends", [{}, {lent.ADDRESS: "nowhere"}, {lent.ADDRESS: "lender", "MATRIX_REUSE": "1"}])
+def test_where_none_is_lent_there_is_a_python_of_its_own(lends: dict[str, str], tmp_path: Path) -> None:
+    """As on an executor, when the driver is gone or has lent its one already, and when workers are struck."""
+    lender = socket.socket(socket.AF_UNIX)
+    with chdir(tmp_path), lender:
+        lender.bind("lender")
+        lender.listen()
+        command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
+        done = subprocess.run(
+            command, env={**os.environ, **lends, lent.PYTHON: sys.executable}, capture_output=True, text=True, check=True
+        )
     assert done.stdout == "pyspark\n"

@@ -108,7 +108,8 @@ class Lake:
     @cached_property
     def pipeline(self) -> Pipeline:
         """A pipeline that never runs: its project knows the catalog without the proxy."""
-        project = Project(self.folder / "session", seed=0, catalog=self.settings(self.uri))
+        # For every data file that has deletes Iceberg waits a hundredth of a second: several tasks wait at once.
+        project = Project(self.folder / "session", seed=0, catalog=self.settings(self.uri), spark={"spark.master": "local[4]"})
         pipeline = Pipeline.load(project.file)
         pipeline.settings.project.catalogs[NAME].create_folder()
         return pipeline
