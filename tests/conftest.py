@@ -87,9 +87,9 @@ def read_by_spark() -> Iterator[None]:
     yield
     matrix = sys.modules.get("tests.process.matrix")
     if matrix is not None and matrix.CAUGHT_UP:
-        from tests.process.by_spark import differences  # noqa: PLC0415 — it imports Spark
+        from tests.process.by_spark import in_one_session  # noqa: PLC0415 — it imports Spark
 
-        found = list(differences(matrix.CAUGHT_UP.values()))
+        found = in_one_session(matrix.CAUGHT_UP.values())
         assert not found, "\n".join(found)
 
 

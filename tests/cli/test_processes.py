@@ -51,13 +51,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class running:  # noqa: N801 — reads as what it is
-    """A process that is gone afterwards, whatever happens."""
+    """A process as people start it, with no settings of tests; it is gone afterwards, whatever happens."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
             command(*arguments),
             cwd=folder,
-            env=lean(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

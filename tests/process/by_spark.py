@@ -20,26 +20,31 @@ _READERS = 4
 """For every data file Iceberg waits hundredths of a second for its deletes, and does nothing."""
 
 
-def differences(projects: Iterable[Watched]) -> Iterator[str]:
-    """Name what is not as the feed says."""
+def in_one_session(projects: Iterable[Watched]) -> Sequence[str]:
+    """Name what is not as the feed says in any of them."""
     spark = start("matrix", f"local[{_READERS}]", {**SMALL, **quick_jvm()})
     try:
-        with ThreadPoolExecutor(_READERS) as readers:
-            for project in projects:
-                pipeline = Pipeline.load(project.file)
-                # Sessions look catalogs up each for themselves, so all projects may have one of the same name.
-                session = spark.newSession()
-                for name, catalog in pipeline.settings.project.catalogs.items():
-                    for key, value in catalog.spark_conf(name).items():
-                        session.conf.set(key, value)
-                found = chosen(project, pipeline)
-                parts = (found[first::_READERS] for first in range(_READERS))
-                compared = [*chain(*readers.map(partial(compare, pipeline, session), parts))]
-                yield from (f"{project.folder}, snapshot {c.snapshot}: {c.difference}" for c in compared if not c.equal)
-                if not any(c.rows for c in compared):
-                    yield f"{project.folder}: Spark has read no rows at all"
+        return [*chain(*(differences(spark, project) for project in projects))]
     finally:
         spark.stop()
+
+
+def differences(spark: SparkSession, project: Watched) -> Iterator[str]:
+    """Name what is not as the feed says."""
+    pipeline = Pipeline.load(project.file)
+    # Sessions look catalogs up each for themselves, so all projects may have one of the same name.
+    session = spark.newSession()
+    for name, catalog in pipeline.settings.project.catalogs.items():
+        for key, value in catalog.spark_conf(name).items():
+            session.conf.set(key, value)
+    found = chosen(project, pipeline)
+    with ThreadPoolExecutor(_READERS) as readers:
+        parts = (found[first::_READERS] for first in range(_READERS))
+        compared = [*chain(*readers.map(partial(compare, pipeline, session), parts))]
+    assert {c.snapshot for c in compared} == {point.snapshot for point in found}
+    yield from (f"{project.folder}, snapshot {c.snapshot}: {c.difference}" for c in compared if not c.equal)
+    if not any(c.rows for c in compared):
+        yield f"{project.folder}: Spark has read no rows at all"
 
 
 def compare(pipeline: Pipeline, session: SparkSession, some: Sequence[Point]) -> Sequence[Comparison]:

@@ -39,12 +39,14 @@ from tests.process import lent
 
 def forked(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
     """Begin a process the way that `executed` does. Another program, or one that finds other modules, imports for itself."""
-    python, how, what, *arguments = command
-    known = python == sys.executable and ((python, how, what) == PROGRAM or how == "-c")
-    if not known or environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
-        return executed(command, folder, environment, out, err)
-    code = what if how == "-c" else "from icefront import cli; cli.main()"
-    return Forked(code, arguments, folder, dict(environment), out, err)
+    if environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+        match tuple(command[:3]):
+            case (sys.executable, "-c", code):
+                return Forked(code, ["-c", *command[3:]], folder, dict(environment), out, err)
+            case program if program == PROGRAM:
+                main = "from icefront import cli; cli.main()"
+                return Forked(main, ["icefront", *command[3:]], folder, dict(environment), out, err)
+    return executed(command, folder, environment, out, err)
 
 
 class Forked:
@@ -81,7 +83,7 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _enter(code: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
+def _enter(code: str, argv: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> None:
     """Be that process from now on."""
     os.setsid()
     for path, number in ((out, 1), (err, 2)):
@@ -90,11 +92,11 @@ def _enter(code: str, arguments: Sequence[str], folder: Path, environment: Mappi
         os.close(file)
     os.chdir(folder)
     _wear(environment)
-    sys.argv = ["icefront", *arguments]
+    sys.argv = [*argv]
     with tempfile.TemporaryDirectory(prefix="lent-") as place:
         _lend(Path(place))
         try:
-            exec(code, {"__name__": "__main__"})  # as `python -c` does
+            exec(code, {"__name__": "__main__"})  # as Python does with `-c`
         finally:
             # As every Python does at its end; what is forked here ends without.
             threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own

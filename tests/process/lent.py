@@ -13,17 +13,22 @@ PYTHON = "ICEFRONT_TEST_PYTHON"
 
 
 def main() -> None:
+    if {"MATRIX_STRIKE", "MATRIX_REUSE"} & set(os.environ):
+        become_python()
     with socket.socket(socket.AF_UNIX) as line:
-        struck = any(name.startswith("MATRIX_") for name in os.environ)
         try:
-            line.connect("" if struck else os.environ.get(ADDRESS, ""))
+            line.connect(os.environ.get(ADDRESS, ""))
         except OSError:
-            python = os.environ.get(PYTHON, sys.executable)
-            os.execv(python, [python, *sys.argv[1:]])
+            become_python()
         socket.send_fds(line, [json.dumps(dict(os.environ)).encode() + b"\n"], [0, 1, 2])
         os.close(0)  # only the other one may hold these ends
         os.close(1)
         line.recv(1)  # until it ends
+
+
+def become_python() -> None:
+    python = os.environ.get(PYTHON, sys.executable)
+    os.execv(python, [python, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

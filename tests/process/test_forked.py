@@ -68,10 +68,10 @@ def test_another_program_or_other_modules_are_executed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [executed, forked])
 def test_a_program_of_one_line(tmp_path: Path, begin: Begin) -> None:
-    code = "import sys; print(__name__, sys.argv[1:]); sys.exit(3)"
+    code = "import sys; print(__name__, sys.argv); sys.exit(3)"
     with Driver([PROGRAM[0], "-c", code, "a", "-b"], tmp_path, os.environ, begin) as driver:
         assert driver.wait() == 3
-        assert driver.stdout == "__main__ ['a', '-b']\n"
+        assert driver.stdout == "__main__ ['-c', 'a', '-b']\n"
         assert isinstance(driver._process, Forked) == (begin is forked)
 
 
@@ -101,6 +101,11 @@ def test_where_none_is_lent_there_is_a_python_of_its_own(lends: dict[str, str], 
         lender.listen()
         command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
         done = subprocess.run(
-            command, env={**os.environ, **lends, lent.PYTHON: sys.executable}, capture_output=True, text=True, check=True
+            command,
+            env={**os.environ, **lends, lent.PYTHON: sys.executable},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
     assert done.stdout == "pyspark\n"

@@ -7,6 +7,7 @@ import pytest
 
 from icefront.core.errors import ConfigError
 from icefront.core.timestamps import ORIGIN
+from icefront.proof import verify as verifying
 from icefront.proof.verify import Comparison, points, verify
 from icefront.testing.feeds import BEGIN, ORDERS, SECOND, Feed, FeedWriter
 from tests.lakes import Lake, orders
@@ -34,6 +35,21 @@ def test_every_snapshot_equals_the_source_at_its_own_frontier(lake, feed, table)
     assert [comparison.equal for comparison in found] == [True] * 4  # a claim and three epochs
     assert [comparison.frontier for comparison in found] == [ORIGIN, *(resolved.next() for resolved in feed.resolved)]
     assert found[-1].rows == found[-1].expected == len(feed.state("orders", feed.resolved[-1].next()))
+
+
+def test_many_small_files_are_read_in_one_job_and_several_splits_one_after_the_other(lake, feed, table, monkeypatch):
+    for _ in range(6):
+        feed.advance(20)
+    pipeline = lake.pipeline(**orders(table))
+    lake.run(pipeline)
+    (point,) = points(pipeline)
+    usual = lake.spark.table(table).rdd.getNumPartitions()
+    assert verifying._frame(lake.spark, point).rdd.getNumPartitions() == 1 < usual
+    monkeypatch.setattr(verifying, "_FEW_JOBS", "WITH ('split-size' = '5000', 'file-open-cost' = '4000')")
+    assert verifying._frame(lake.spark, point).rdd.getNumPartitions() > usual
+    (found,) = compared(lake, pipeline)
+    assert found.equal
+    assert found.rows == found.expected > 30
 
 
 def test_the_current_snapshot_is_compared_at_the_mark_s_frontier_while_the_feed_is_ahead(lake, feed, table):

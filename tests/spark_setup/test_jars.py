@@ -212,6 +212,12 @@ def test_the_list_for_couriers_has_coordinates_file_names_and_checksums(capsys):
     )
 
 
+def test_without_a_group_the_list_has_all_of_them(capsys):
+    assert jars.main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [jar.coordinates for jar in jars.locked()]
+    assert {jar.group for jar in jars.locked()} == {"runtime", "aws", "proof"}
+
+
 def test_an_error_becomes_its_exit_code(capsys):
     assert jars.main(["--group", "azure"]) == ConfigError.exit_code
     assert "error: " in capsys.readouterr().err

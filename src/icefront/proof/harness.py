@@ -50,6 +50,8 @@ SMALL = {
 # One compiler and one collector: such a process lives for seconds, on a machine that runs several.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_UNUSED = 30 * 86400.0
+"""Seconds after which classes that no process has asked for are removed."""
 _ONLY_HERE = {"spark.jars": "", "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
 
 
@@ -265,9 +267,9 @@ class Project:
         self.begin = begin
         self.feed = Feed(folder / "feed", tables=[feed_table], seed=seed, deletes=0.3)
         self._settings = settings or {}
-        conf = {**SMALL, **(spark or {})}
+        own = spark or {}
+        conf = {**SMALL, **(_alone() if _JAVA_OPTIONS in own else quick_jvm()), **own}
         master = conf.pop("spark.master", "local[1]")
-        conf |= _alone() if _JAVA_OPTIONS in conf else quick_jvm()
         if not master.startswith("local["):
             for name in _ONLY_HERE:  # executors have JVMs of their own
                 conf.pop(name, None)
@@ -361,6 +363,10 @@ def class_archive() -> Path:
             with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
                 _train(Path(folder), made := Path(folder, "classes.jsa"))
                 made.replace(archive)
+    os.utime(archive)
+    for other in archive.parent.glob("classes-*.jsa"):
+        if other.stat().st_mtime < time.time() - _UNUSED:
+            other.unlink(missing_ok=True)  # of an environment that is gone, or is another by now
     return archive
 
 

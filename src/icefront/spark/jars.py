@@ -446,12 +446,14 @@ def _say(line: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m icefront.spark.jars`: what `make setup` runs, and what a closed network's courier needs."""
     parser = argparse.ArgumentParser(prog="python -m icefront.spark.jars", description="Fetch and verify the pinned jars.")
-    parser.add_argument("--group", action="append", help=f"a group of the lock; may be repeated (default: {RUNTIME})")
+    parser.add_argument(
+        "--group", action="append", help=f"a group of the lock; may be repeated (default: {RUNTIME}; with --list: all)"
+    )
     parser.add_argument("--lock", type=Path, default=LOCK, help="another lock file")
     parser.add_argument("--list", action="store_true", help="print coordinates, file names and checksums; fetch nothing")
     chosen = parser.parse_args(arguments)
     try:
-        for group in chosen.group or [RUNTIME]:
+        for group in chosen.group or [None if chosen.list else RUNTIME]:
             if chosen.list:
                 lines = [f"{jar.coordinates}  {jar.file_name}  {jar.sha256}" for jar in locked(group, lock=chosen.lock)]
             else:
