@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -365,8 +366,9 @@ def class_archive() -> Path:
                 made.replace(archive)
     os.utime(archive)
     for other in archive.parent.glob("classes-*.jsa"):
-        if other.stat().st_mtime < time.time() - _UNUSED:
-            other.unlink(missing_ok=True)  # of an environment that is gone, or is another by now
+        with suppress(FileNotFoundError):  # another process has removed it, too
+            if other.stat().st_mtime < time.time() - _UNUSED:
+                other.unlink()  # of an environment that is gone, or is another by now
     return archive
 
 
