@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,13 @@ def proving(folder: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[s
         assert not left_running(folder)
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path: Spark makes sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="i-") as folder:
+        yield Path(folder)
+
+
 def left_running(folder: Path) -> list[int]:
     """Name the processes that still work in the folder, a moment after their end was ordered."""
     deadline = time.monotonic() + 20
@@ -94,26 +102,26 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     assert all(report["faults"].values())
     assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
-    assert not list(folder.glob("icefront-prove-*"))
+    assert not list(folder.iterdir()), "killed processes have left something behind"
     return report
 
 
 def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_survived(
-    rest_catalog: RestCatalog, tmp_path: Path
+    rest_catalog: RestCatalog, short: Path
 ) -> None:
     """Of all kinds but the one that locks an embedded catalog: those of the proxy in front of this one come on top of the others.
 
     With this seed the first table has equality deletes, and can be settled: with one that has none, all kinds would take two tables.
     """
-    report = survives(tmp_path, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
+    report = survives(short, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
     assert report["namespaces_left"] == []
     left = load_catalog("near", **rest_catalog.properties).list_namespaces()
     assert not [name for (name, *_) in left if name.startswith("prove_")]
 
 
 @pytest.mark.long
-def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(tmp_path: Path) -> None:
-    survives(tmp_path, set(kinds(rest=False)), "--seed", "21")
+def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(short: Path) -> None:
+    survives(short, set(kinds(rest=False)), "--seed", "21")
 
 
 def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:
@@ -139,16 +147,16 @@ def test_a_fence_that_is_off_makes_it_red(tmp_path: Path) -> None:
     assert {violation["kind"] for violation in violations} & {"gap", "epoch-twice", "rows"}
 
 
-def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with proving(tmp_path, prove("--minutes", "3", "--seed", "5")) as process:
+def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(short: Path) -> None:
+    with proving(short, prove("--minutes", "3", "--seed", "5")) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if FIRST.name in line)  # one life is over
-        wait_until(lambda: any(works_in(p.pid, tmp_path) and p.name == "java" for p in processes()), what="no other life began")
+        wait_until(lambda: any(works_in(p.pid, short) and p.name == "java" for p in processes()), what="no other life began")
         os.kill(process.pid, signal.SIGINT)
         code, report, _ = ended(process)
     assert (code, report["interrupted"], report["violations"]) == (130, True, [])
     assert report["faults"][FIRST.name] == 1
-    assert not list(tmp_path.glob("icefront-prove-*"))
+    assert not list(short.iterdir()), "killed processes have left something behind"
 
 
 class CutShort:

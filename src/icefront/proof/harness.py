@@ -10,6 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +53,11 @@ SMALL = {
 # One compiler and one collector: such a process lives for seconds, on a machine that runs several.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_UNUSED_PARTS = re.compile(
+    r"algebra|breeze|cats-kernel|spire|spark-(connect|graphx|hive|kubernetes|mllib|pipelines|yarn)"
+    r"|datanucleus|derby|hive-(?!storage-api)|kubernetes|vertx"
+)
+"""Machine learning, graphs, Hive, Connect, and the clusters of others."""
 _UNUSED = 30 * 86400.0
 """Seconds after which classes that no process has asked for are removed."""
 _ONLY_HERE = {"spark.jars": "", "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
@@ -159,6 +166,7 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
+        """Whether it stands still. Once `wake` has returned it stood up, so this is never a stop from before."""
         process = look(self.pid)
         return process is not None and process.state == "T"
 
@@ -272,7 +280,7 @@ class Project:
         conf = {**SMALL, **(_alone() if _JAVA_OPTIONS in own else quick_jvm()), **own}
         master = conf.pop("spark.master", "local[1]")
         if not master.startswith("local["):
-            for name in _ONLY_HERE:  # executors have JVMs of their own
+            for name in ("spark.home", *_ONLY_HERE):  # executors have JVMs of their own
                 conf.pop(name, None)
         project: dict[str, object] = {"spark": {"master": master, "conf": conf}}
         if catalog is not None:
@@ -337,7 +345,37 @@ def _alone() -> dict[str, str]:
     Hadoop starts a `chmod` for every file that it writes to a local disk, eight in each commit: a quarter of the processor time of
     programs that do little else. This file system of its kind asks Java for the same, and is Hadoop's own otherwise.
     """
-    return {"spark.driver.extraClassPath": _class_path(), **_ONLY_HERE}
+    return {"spark.driver.extraClassPath": _class_path(), "spark.home": str(spark_home()), **_ONLY_HERE}
+
+
+@cache
+def spark_home() -> Path:
+    """Return a Spark whose jars are links to PySpark's, but for those of parts that no run of ours uses.
+
+    Wherever it finds Spark's machine learning, every session registers its functions: a quarter of what a JVM does in a short run.
+    """
+    theirs = _pyspark()
+    used = [jar for jar in sorted((theirs / "jars").glob("*.jar")) if not _UNUSED_PARTS.match(jar.name)]
+    ours = jars.cache_folder().parent / f"spark-{_digest(*map(str, used))}"
+    if not ours.exists():
+        ours.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=ours.parent) as folder:
+            made = Path(folder, "spark")
+            (made / "jars").mkdir(parents=True)
+            for part in (theirs / "bin", theirs / "python"):
+                (made / part.name).symlink_to(part)
+            for jar in used:
+                (made / "jars" / jar.name).symlink_to(jar)
+            with suppress(OSError):  # another process was faster
+                made.rename(ours)
+    return ours
+
+
+def _pyspark() -> Path:
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    return Path(spark.origin).parent
 
 
 def quick_jvm() -> dict[str, str]:
@@ -369,17 +407,21 @@ def class_archive() -> Path:
         with suppress(FileNotFoundError):  # another process has removed it, too
             if other.stat().st_mtime < time.time() - _UNUSED:
                 other.unlink()  # of an environment that is gone, or is another by now
+    for other in archive.parent.glob("spark-*"):
+        if not (other / "bin").exists():  # likewise
+            shutil.rmtree(other, ignore_errors=True)
     return archive
 
 
 def _archive() -> Path:
     """Name it by all that it is made of."""
-    spark = find_spec("pyspark")
-    assert spark is not None
-    assert spark.origin is not None
-    jars_of = Path(spark.origin).parent / "jars"
-    what = f"{require_java().version} {version('pyspark')} {jars_of} {jars_of.stat().st_mtime_ns} {_class_path()} {_JAVA}"
-    return jars.cache_folder().parent / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
+    times = (_pyspark() / "jars").stat().st_mtime_ns
+    name = _digest(require_java().version, version("pyspark"), str(times), str(spark_home()), _class_path(), _JAVA)
+    return jars.cache_folder().parent / f"classes-{name}.jsa"
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
 def _train(folder: Path, archive: Path) -> None:

@@ -33,6 +33,7 @@ from icefront.core.errors import ConnectionFailed
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_notes
 from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.forked import forked
 from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.proof.proxy import FaultProxy
@@ -169,6 +170,7 @@ class Scene:
             table=f"{NAME}.{self.name}.orders",
             feed_table=ORDERS,
             settings={"upkeep": upkeep, "write": {"publish": publish}},
+            begin=forked,
         )
         self.feed = self.project.feed
         self.feed.scan(self.rng.randint(10, 60))
@@ -311,7 +313,7 @@ class Scene:
         self._keep_copy()
         command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
         failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
-        self._drivers.append(Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints}))
+        self._drivers.append(Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints}, self.project.begin))
         return self._drivers[-1]
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
@@ -352,7 +354,7 @@ class Scene:
 
     def stands(self, driver: Driver) -> bool:
         """Wait until a run stops; False when it ends instead."""
-        return self.sees(driver, lambda: _stopped_anew(driver), "a stop or an end")
+        return self.sees(driver, lambda: driver.is_stopped, "a stop or an end")
 
     def sees(self, driver: Driver, what: Callable[[], object], named: str) -> bool:
         """Wait until a run has done something; False when it ends instead."""
@@ -495,13 +497,6 @@ class Scene:
 def said(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the summary of a snapshot, without its operation."""
     return snapshot.summary.additional_properties if snapshot.summary else {}
-
-
-def _stopped_anew(driver: Driver) -> bool:
-    """Say whether a run has stopped since this was last asked: it may stop again in the moment in which it is woken."""
-    with suppress(ChildProcessError):
-        return os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOHANG) is not None
-    return False
 
 
 def _codes(codes: Sequence[int]) -> str:

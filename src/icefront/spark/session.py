@@ -50,7 +50,7 @@ _ALWAYS = {
 def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None = None) -> SparkSession:
     """Start (or join) the session of this process; `conf` names the project's catalogs and wins over ours.
 
-    With `log`, what the JVM prints goes to that file.
+    With `log`, what the JVM prints goes to that file. It is the JVM of PySpark's own Spark, or of the one at `spark.home`.
     """
     require_java()
     # Imported late: `import icefront` never starts Spark, and pyspark is an extra.
@@ -69,7 +69,7 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
             spark = builder.config(map=settings).getOrCreate()
         else:
             # Given to the builder they would be on the new JVM's command line, secrets too.
-            with _submitted(settings):
+            with _submitted(settings), _environment("SPARK_HOME", settings.get("spark.home")):
                 spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN" if log else "ERROR")
     return spark
@@ -84,13 +84,23 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
         file.touch(0o600)
         file.write_text("".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items()), encoding="utf-8")
         arguments = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"
-        os.environ[_SUBMIT] = f"{arguments} {before or 'pyspark-shell'}"
-        try:
+        with _environment(_SUBMIT, f"{arguments} {before or 'pyspark-shell'}"):
             yield
-        finally:
-            os.environ.pop(_SUBMIT)
-            if before is not None:
-                os.environ[_SUBMIT] = before
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Have this in the environment for a while, if there is a value for it."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif value is not None:
+            del os.environ[name]
 
 
 def _escaped(text: str) -> str:
