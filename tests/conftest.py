@@ -117,8 +117,9 @@ def quick() -> dict[str, str]:
 
 def lean() -> dict[str, str]:
     """Return the same for processes, as their environment."""
-    settings = (f"--conf {shlex.quote(f'{key}={value}')}" for key, value in quick().items())
-    return {**os.environ, "PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
+    conf = quick()
+    settings = (f"--conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())
+    return {**os.environ, "SPARK_HOME": conf["spark.home"], "PYSPARK_SUBMIT_ARGS": " ".join([*settings, "pyspark-shell"])}
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkValueError
 
-from icefront.core.errors import ConnectionFailed, Stopped
+from icefront.core.errors import ConfigError, ConnectionFailed, Stopped
+from icefront.spark import session
 from icefront.spark.session import living
 
 
@@ -74,6 +77,40 @@ def test_no_setting_is_on_the_jvm_s_command_line_and_all_arrive() -> None:
     command = [sys.executable, "-c", STARTS, json.dumps(conf)]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     assert found == {"seen": False, "kept": conf}
+
+
+STARTS_AT = """
+import os, sys
+from icefront.spark.session import start
+try:
+    start("home", sys.argv[1], {"spark.home": sys.argv[2]})
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", os.environ.get("SPARK_HOME"))
+"""
+
+
+@pytest.mark.parametrize(("master", "asked"), [("local[1]", True), ("spark://127.0.0.1:1", False)])
+def test_the_jvm_is_that_of_the_spark_at_home_unless_that_is_the_executors(tmp_path: Path, master: str, *, asked: bool) -> None:
+    """What starts there ends at once, and leaves its traces."""
+    homes = {name: tmp_path / name for name in ("configured", "usual")}
+    for home in homes.values():
+        program = home / "bin" / "spark-submit"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\necho "$SPARK_HOME" > {home}/asked\nexit 1\n')
+        program.chmod(0o700)
+    environment = {**os.environ, "SPARK_HOME": str(homes["usual"])}
+    command = [sys.executable, "-c", STARTS_AT, master, str(homes["configured"])]
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.startswith("PySparkRuntimeError: [JAVA_GATEWAY_EXITED]")
+    assert said.endswith(f" {homes['usual']}\n"), "it is in the environment only while a JVM starts"
+    used, other = homes["configured" if asked else "usual"], homes["usual" if asked else "configured"]
+    assert (used / "asked").read_text() == f"{used}\n"
+    assert not (other / "asked").exists()
+
+
+def test_a_home_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"spark\.home is /nowhere, and there is no bin/spark-submit in it"):
+        session._home("/nowhere")
 
 
 def test_a_lost_answer_of_a_living_jvm_stays_what_it_is() -> None:

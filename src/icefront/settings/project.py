@@ -281,7 +281,10 @@ class Spark(Part):
     """The Spark session that `icefront run` makes."""
 
     master: str = Field(default="local[*]", description="Any Spark master: `local[*]`, `spark://…`, `yarn`, `k8s://…`.")
-    conf: Properties = Field(default={}, description="Further Spark settings, `spark.…`.")
+    conf: Properties = Field(
+        default={},
+        description="Further Spark settings, `spark.…`. In local mode `spark.home` names the Spark whose JVM is started; default: PySpark's own.",
+    )
 
     @classmethod
     def cross_check(cls, data: Mapping[str, Any]) -> Iterable[Found]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError, Py4JJavaError
 
 import icefront
-from icefront.core.errors import ConnectionFailed, IcefrontError
+from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
 from icefront.spark import jars
 from icefront.spark.java import require_java
 
@@ -50,7 +50,8 @@ _ALWAYS = {
 def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None = None) -> SparkSession:
     """Start (or join) the session of this process; `conf` names the project's catalogs and wins over ours.
 
-    With `log`, what the JVM prints goes to that file. It is the JVM of PySpark's own Spark, or of the one at `spark.home`.
+    With `log`, what the JVM prints goes to that file. In local mode it is the JVM of the Spark at `spark.home`, if that is set: on a cluster
+    that is the home of executors.
     """
     require_java()
     # Imported late: `import icefront` never starts Spark, and pyspark is an extra.
@@ -69,10 +70,21 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
             spark = builder.config(map=settings).getOrCreate()
         else:
             # Given to the builder they would be on the new JVM's command line, secrets too.
-            with _submitted(settings), _environment("SPARK_HOME", settings.get("spark.home")):
+            home = _home(settings.get("spark.home")) if master.startswith("local") else None
+            with _submitted(settings), _environment("SPARK_HOME", home):
                 spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN" if log else "ERROR")
     return spark
+
+
+def _home(folder: str | None) -> str | None:
+    """Return the home of the Spark to start; raises ConfigError where there is none."""
+    if folder is not None and not Path(folder, "bin", "spark-submit").exists():
+        raise ConfigError(
+            f"spark.home is {folder}, and there is no bin/spark-submit in it",
+            "name a Spark's folder, or none: PySpark has its own",
+        )
+    return folder
 
 
 @contextmanager
