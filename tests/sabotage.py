@@ -22,7 +22,6 @@ from icefront.core.protocol import Claim, Head, NotLanded, Publication
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import java
 from icefront.pipeline import Lane
-from icefront.proof import lent
 from icefront.sinks import iceberg
 from icefront.testing.mutants import MUTANTS, Mutant
 from tests.process.matrix import HOOKED
@@ -133,7 +132,7 @@ def squash_two_epochs(patch: Patch) -> None:
 
 def reuse_paths(_patch: Patch) -> None:
     """Write every attempt at a split to the same paths; workers are told through their environment."""
-    os.environ |= {**HOOKED, "MATRIX_REUSE": "1", lent.ADDRESS: ""}  # what is lent to them has made its imports without our hooks
+    os.environ |= {**HOOKED, "MATRIX_REUSE": "1"}
 
 
 SWITCHES: Mapping[str, Callable[[Patch], None]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from icefront.proof.forked import forked
 from icefront.proof.harness import PROGRAM, Driver
 from tests.conftest import lean
+from tests.process.forked import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 

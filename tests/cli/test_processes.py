@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from icefront.proof.forked import forked
 from icefront.proof.harness import PROGRAM, Begin, Driver, executed
 from tests.conftest import lean
+from tests.process.forked import forked
 
 pytestmark = pytest.mark.process
 EPOCHS = 6

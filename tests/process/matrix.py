@@ -23,12 +23,12 @@ from icefront.core.protocol import recoverable
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.iceberg import summary
 from icefront.proof.checker import Checker, Subject, by_datafusion
-from icefront.proof.forked import forked
 from icefront.proof.harness import PROGRAM, Driver, Project, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.settings import Catalog
 from icefront.state.store import StateStore
 from icefront.testing.feeds import ORDERS
+from tests.process.forked import forked
 
 EVER_WIDER = replace(
     ORDERS, versions=tuple({**ORDERS.versions[0], **{f"extra_{i}": "small" for i in range(n)}} for n in range(64))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
-from icefront.proof import lent
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.forked import Forked, forked
 from icefront.proof.harness import PROGRAM, Begin, Driver, Project, executed, wait_until
 from icefront.proof.sessions import look
 from icefront.version import __version__
+from tests.process import lent
+from tests.process.forked import Forked, forked
 
 pytestmark = pytest.mark.process
 
@@ -90,21 +92,20 @@ def test_who_started_the_parent_of_its_workers(tmp_path: Path, begin: Begin, par
         wait_until(lambda: look(daemon.pid) is None, what="it outlived its run")
 
 
-@pytest.mark.parametrize("lends", [{}, {lent.ADDRESS: ""}, {lent.ADDRESS: "/nowhere/lent"}])
+@pytest.mark.parametrize("lends", [{}, {lent.ADDRESS: "nowhere"}, {lent.ADDRESS: "lender", "MATRIX_REUSE": "1"}])
 def test_where_none_is_lent_there_is_a_python_of_its_own(lends: dict[str, str], tmp_path: Path) -> None:
-    """As on an executor, when workers are to be struck, and when the driver is gone or has lent its one already."""
-    command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
-    environment = {**os.environ, **lends, lent.PYTHON: sys.executable}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    """As on an executor, when the driver is gone or has lent its one already, and when workers are struck."""
+    lender = socket.socket(socket.AF_UNIX)
+    with chdir(tmp_path), lender:
+        lender.bind("lender")
+        lender.listen()
+        command = [sys.executable, "-SE", lent.__file__, "-c", "import pyspark; print(pyspark.__name__)"]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **lends, lent.PYTHON: sys.executable},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
     assert done.stdout == "pyspark\n"
-
-
-def test_workers_that_are_to_have_another_python_have_that_one(tmp_path: Path) -> None:
-    another = tmp_path / "another"
-    another.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} "$@"\n')
-    another.chmod(0o700)
-    project = Project(tmp_path / "project", seed=1, begin=forked)
-    project.feed.scan(20)
-    project.feed.advance(20)
-    project.run(environment={"PYSPARK_PYTHON": str(another)})
-    assert (tmp_path / "asked").exists()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 from icefront.cli.proving import Screen
 from icefront.proof.failpoints import OF_A_RUN, OF_UPKEEP
 from icefront.proof.faults import FIRST
-from icefront.proof.harness import wait_until
+from icefront.proof.harness import PROGRAM, wait_until
 from icefront.proof.prove import Prove, kinds
 from icefront.proof.scene import Broken, Cut, Scene
 from icefront.proof.sessions import processes
@@ -29,17 +28,32 @@ from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1500)]
 
-SABOTAGED = """
+SABOTAGED = f"""
 import json, sys
 from pathlib import Path
+sys.path.insert(0, {str(sabotage.ROOT)!r})
 from icefront.cli.proving import Screen, exit_code
 from icefront.proof import prove
+from tests.process.forked import forked
 folder, minutes, seed, life, *program = sys.argv[1:]
-prove.LIVES = {life: prove.LIVES[life]} if life else prove.LIVES
-report = prove.Prove(Path(folder), Screen(quiet=True), minutes=int(minutes), seed=int(seed), program=program)()
+prove.LIVES = {{life: prove.LIVES[life]}} if life else prove.LIVES
+report = prove.Prove(Path(folder), Screen(quiet=True), minutes=int(minutes), seed=int(seed), program=program, begin=forked)()
 print(json.dumps(report.to_dict()))
 sys.exit(exit_code(report))
 """
+
+
+FORKING = f"""
+import sys
+from functools import partial
+sys.path.insert(0, {str(sabotage.ROOT)!r})
+from icefront.cli import main, proving
+from tests.process.forked import forked
+proving.Prove = partial(proving.Prove, begin=forked)
+sys.argv[0:1] = ["icefront"]
+main()
+"""
+"""The command itself, but for how its runs begin: they need not import anything."""
 
 
 @contextmanager
@@ -61,13 +75,6 @@ def proving(folder: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[s
         assert not left_running(folder)
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short path: Spark makes sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="i-") as folder:
-        yield Path(folder)
-
-
 def left_running(folder: Path) -> list[int]:
     """Name the processes that still work in the folder, a moment after their end was ordered."""
     deadline = time.monotonic() + 20
@@ -83,8 +90,8 @@ def works_in(pid: int, folder: Path) -> bool:
         return False
 
 
-def prove(*arguments: str) -> Sequence[str]:
-    return [sys.executable, "-m", "icefront", "prove", "--json", *arguments]
+def prove(*arguments: str, by: Sequence[str] = PROGRAM) -> Sequence[str]:
+    return [*by, "prove", "--json", *arguments]
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, Mapping[str, Any], str]:
@@ -94,7 +101,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, Mapping[str, Any], str]:
 
 def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any]:
     """Three minutes of random faults are survived, every kind was struck, and nothing is left."""
-    with proving(folder, prove("--minutes", "3", *arguments)) as process:
+    with proving(folder, prove("--minutes", "3", *arguments, by=[sys.executable, "-c", FORKING])) as process:
         code, report, err = ended(process)
     assert code == 0, (report, err[-5000:])
     assert report["violations"] == report["not_struck_enough"] == []
@@ -102,26 +109,26 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     assert all(report["faults"].values())
     assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
-    assert not list(folder.iterdir()), "killed processes have left something behind"
+    assert not list(folder.glob("icefront-prove-*"))
     return report
 
 
 def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_survived(
-    rest_catalog: RestCatalog, short: Path
+    rest_catalog: RestCatalog, tmp_path: Path
 ) -> None:
     """Of all kinds but the one that locks an embedded catalog: those of the proxy in front of this one come on top of the others.
 
     With this seed the first table has equality deletes, and can be settled: with one that has none, all kinds would take two tables.
     """
-    report = survives(short, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
+    report = survives(tmp_path, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
     assert report["namespaces_left"] == []
     left = load_catalog("near", **rest_catalog.properties).list_namespaces()
     assert not [name for (name, *_) in left if name.startswith("prove_")]
 
 
 @pytest.mark.long
-def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(short: Path) -> None:
-    survives(short, set(kinds(rest=False)), "--seed", "21")
+def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(tmp_path: Path) -> None:
+    survives(tmp_path, set(kinds(rest=False)), "--seed", "21")
 
 
 def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:
@@ -147,16 +154,16 @@ def test_a_fence_that_is_off_makes_it_red(tmp_path: Path) -> None:
     assert {violation["kind"] for violation in violations} & {"gap", "epoch-twice", "rows"}
 
 
-def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(short: Path) -> None:
-    with proving(short, prove("--minutes", "3", "--seed", "5")) as process:
+def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with proving(tmp_path, prove("--minutes", "3", "--seed", "5")) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if FIRST.name in line)  # one life is over
-        wait_until(lambda: any(works_in(p.pid, short) and p.name == "java" for p in processes()), what="no other life began")
+        wait_until(lambda: any(works_in(p.pid, tmp_path) and p.name == "java" for p in processes()), what="no other life began")
         os.kill(process.pid, signal.SIGINT)
         code, report, _ = ended(process)
     assert (code, report["interrupted"], report["violations"]) == (130, True, [])
     assert report["faults"][FIRST.name] == 1
-    assert not list(short.iterdir()), "killed processes have left something behind"
+    assert not list(tmp_path.glob("icefront-prove-*"))
 
 
 class CutShort:

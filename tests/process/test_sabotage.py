@@ -21,12 +21,12 @@ from icefront.core.protocol import Published
 from icefront.core.timestamps import Timestamp
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.checker import Checker, Kind, Subject
-from icefront.proof.forked import forked
 from icefront.proof.harness import KILLED, PATIENCE, PROGRAM, Driver, Unexpected
 from icefront.proof.proxy import FaultProxy
 from icefront.settings import Catalog
 from icefront.sinks.iceberg import IcebergSink
 from tests import sabotage
+from tests.process.forked import forked
 from tests.process.matrix import Watched
 from tests.process.test_guarantees import PROMISED, TESTS
 from tests.process.test_matrix_drivers import take_over

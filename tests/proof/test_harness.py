@@ -12,62 +12,79 @@ import pytest
 from icefront.proof import harness
 
 
-def test_classes_are_made_once_and_those_that_nobody_has_asked_for_in_a_month_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, others, forgotten = (tmp_path / f"classes-{name}.jsa" for name in ("ours", "others", "forgotten"))
-    made: list[Path] = []
-
-    def train(_folder: Path, archive: Path) -> None:
-        made.append(archive)
-        archive.touch()
-
-    monkeypatch.setattr(harness, "_archive", lambda: ours)
-    monkeypatch.setattr(harness, "_train", train)
-    for path, days in ((others, 29), (forgotten, 31)):
-        path.touch()
-        os.utime(path, times=(time.time(), time.time() - days * 86400))
-    for _ in range(2):
-        assert harness.class_archive.__wrapped__() == ours
-    assert len(made) == 1
-    assert {*tmp_path.glob("*.jsa")} == {ours, others}
-    os.utime(ours, (0, 0))
-    harness.class_archive.__wrapped__()
-    assert ours.exists(), "it is asked for now"
-
-
-def test_the_spark_of_runs_has_what_pyspark_has_but_for_unused_parts_and_goes_when_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = tmp_path / "pyspark"
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the harness keeps, in a folder that others use too."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr("icefront.spark.jars.cache_folder", lambda: cache / "jars")
+    for part in ("jars", "bin", "python"):
+        (tmp_path / "pyspark" / part).mkdir(parents=True)
     for name in ("spark-sql_2.13", "spark-mllib_2.13", "hive-exec", "hive-storage-api", "kubernetes-client"):
-        jar = theirs / "jars" / f"{name}-1.0.jar"
-        jar.parent.mkdir(parents=True, exist_ok=True)
-        jar.touch()
-    for part in ("bin", "python"):
-        (theirs / part).mkdir()
-    monkeypatch.setattr(harness, "_pyspark", lambda: theirs)
-    monkeypatch.setattr("icefront.spark.jars.cache_folder", lambda: tmp_path / "cache" / "jars")
-    home = harness.spark_home.__wrapped__()
-    assert home == harness.spark_home.__wrapped__()
-    assert [path.name for path in home.parent.iterdir()] == [home.name]
+        (tmp_path / "pyspark" / "jars" / f"{name}-1.0.jar").touch()
+    monkeypatch.setattr(harness, "_pyspark", lambda: tmp_path / "pyspark")
+    monkeypatch.setattr(harness, "spark_home", harness.spark_home.__wrapped__)
+    monkeypatch.setattr(harness, "_class_path", str)
+    monkeypatch.setattr(harness, "_train", lambda _folder, archive: archive.write_text("trained"))
+    return cache
+
+
+def test_classes_are_made_once_and_what_nobody_has_asked_for_in_a_month_goes(cache: Path) -> None:
+    made, home = harness.class_archive.__wrapped__(), harness.spark_home()
+    assert made.read_text() == "trained"
+    made.write_text("as it was")
+    names = {"others": 29, "forgotten": 31}
+    for number, (name, days) in enumerate(names.items()):
+        for path in (cache / f"classes-{number:012x}.jsa", cache / f"spark-{number:012x}", cache / f"spark-{name}"):
+            path.mkdir() if path.name.startswith("spark") else path.touch()
+            os.utime(path, times=(time.time(), time.time() - days * 86400))
+    for path in (made, home):
+        os.utime(path, (0, 0))
+    assert harness.class_archive.__wrapped__() == made
+    assert made.read_text() == "as it was", "they were made again"
+    left = {path.name for path in cache.iterdir() if path.suffix != ".lock"}
+    assert left == {
+        made.name,
+        home.name,  # both are asked for now
+        "classes-000000000000.jsa",
+        "spark-000000000000",
+        "spark-others",  # not ours to remove, however old
+        "spark-forgotten",
+    }
+
+
+def test_the_spark_of_runs_has_what_pyspark_has_but_for_unused_parts(cache: Path) -> None:
+    home = harness.spark_home()
+    assert home == harness.spark_home()
+    assert [path.name for path in cache.iterdir()] == [home.name]
     assert {path.name for path in (home / "jars").iterdir()} == {"spark-sql_2.13-1.0.jar", "hive-storage-api-1.0.jar"}
-    assert all(path.resolve().is_relative_to(theirs) for path in [home / "bin", home / "python", *(home / "jars").iterdir()])
+    links = [home / "bin", home / "python", *(home / "jars").iterdir()]
+    assert all(path.resolve().is_relative_to(cache.parent / "pyspark") for path in links)
 
-    def goes_on() -> bool:
-        harness.class_archive.__wrapped__()
-        return home.exists()
 
-    monkeypatch.setattr(harness, "_archive", lambda: home.parent / "classes-ours.jsa")
-    monkeypatch.setattr(harness, "_train", lambda _folder, archive: archive.touch())
-    assert goes_on()
-    theirs.rename(tmp_path / "gone")
-    assert not goes_on()
+@pytest.mark.usefixtures("cache")
+def test_where_the_environment_names_a_spark_it_is_that_one_and_classes_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = harness._archive()
+    theirs = tmp_path / "theirs"
+    for part in ("bin", "jars"):
+        (theirs / part).mkdir(parents=True)
+    monkeypatch.setenv("SPARK_HOME", str(theirs))
+    assert harness.spark_home() == theirs
+    assert harness._archive() != usual
 
 
 STOPS = """
 import signal, sys, threading
-threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def work():
+    with open("work", "ab", buffering=0) as file:
+        while True:
+            file.write(b".")
+
+threading.Thread(target=work, daemon=True).start()
 for number in range(int(sys.argv[1])):
     print(number, flush=True)
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
@@ -76,12 +93,14 @@ for number in range(int(sys.argv[1])):
 
 @pytest.mark.process
 def test_a_process_that_stops_again_as_soon_as_it_is_woken_is_seen_at_every_stop(tmp_path: Path) -> None:
-    """Once woken, it is never taken for one that still stands where it stood before."""
-    times = 300
+    """Once woken, it is never taken for one that still stands where it stood before; and no thread of it works on."""
+    times, work = 300, tmp_path / "work"
+    work.touch()
     with harness.Driver([sys.executable, "-S", "-c", STOPS, str(times)], tmp_path, os.environ) as driver:
         for number in range(times):
             while not driver.is_stopped:
                 assert driver.code is None
             assert driver.stdout.split()[-1] == str(number)
+            assert len({work.stat().st_size for _ in range(20)}) == 1
             driver.wake()
         driver.expect(0)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from icefront.proof.forked import forked
 from icefront.proof.harness import KILLED, PROGRAM, Driver, Project
 from tests.lakes import Lake
+from tests.process.forked import forked
 from tests.replica.replicas import Replica
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]

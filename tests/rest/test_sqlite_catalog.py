@@ -22,7 +22,6 @@ from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
 from icefront.core.protocol import Published
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.forked import forked
 from icefront.proof.harness import FENCED, KILLED, PROGRAM, Driver, wait_until
 from icefront.proof.oracle import compare, replay
 from icefront.proof.sessions import look
@@ -31,6 +30,7 @@ from icefront.testing.feeds import ORDERS, Feed
 from tests import engines
 from tests.conftest import lean
 from tests.lakes import Lake, orders
+from tests.process.forked import forked
 from tests.process.full_disk import namespace, why_not
 from tests.process.matrix import SEEDS
 from tests.process.mid_commit import freeze, holding, locked, metadata_files, thaw, waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import signal
 import tempfile
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from random import SystemRandom
-from shlex import quote
 from typing import Literal, Self
 
 import typer
@@ -30,8 +28,6 @@ from icefront.proof.prove import OVERTIME, Prove, Report, needed
 from icefront.proof.trouble import check_room, check_system, reach
 
 VIOLATED = 7
-_SHORT = 60
-"""Letters of a folder in which Spark can make its sockets: of their whole paths the system takes a hundred."""
 
 
 def prove(
@@ -66,10 +62,6 @@ def prove(
 def _folder() -> Iterator[Path]:
     """Make a folder for it all. Who gets it removes it; when something goes wrong that nobody foresaw, it stays."""
     folder = Path(tempfile.mkdtemp(prefix="icefront-prove-"))
-    if len(str(folder)) <= _SHORT:
-        # What killed processes and their JVMs leave behind goes with it.
-        options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(folder))}"
-        os.environ |= {"TMPDIR": str(folder), "SPARK_SUBMIT_OPTS": options.strip()}
     try:
         yield folder
     except BaseException:

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol, Self
 from icefront.core.errors import ConnectionFailed, FencedOut, Stopped
 from icefront.proof import sessions
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.sessions import kill_session, look, processes, processor_time, watch
+from icefront.proof.sessions import kill_session, processes, processor_time, stands_still, watch
 from icefront.spark import jars
 from icefront.spark.java import require_java
 from icefront.testing.feeds import ORDERS, Feed, FeedTable
@@ -51,15 +51,16 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 # One compiler and one collector: such a process lives for seconds, on a machine that runs several.
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Xlog:disable"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _UNUSED_PARTS = re.compile(
     r"algebra|breeze|cats-kernel|spire|spark-(connect|graphx|hive|kubernetes|mllib|pipelines|yarn)"
     r"|datanucleus|derby|hive-(?!storage-api)|kubernetes|vertx"
 )
 """Machine learning, graphs, Hive, Connect, and the clusters of others."""
+_MADE_HERE = re.compile(r"classes-[0-9a-f]{12}\.jsa|spark-[0-9a-f]{12}")
 _UNUSED = 30 * 86400.0
-"""Seconds after which classes that no process has asked for are removed."""
+"""Seconds after which what no process has asked for is removed."""
 _ONLY_HERE = {"spark.jars": "", "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
 
 
@@ -166,9 +167,8 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it stands still. Once `wake` has returned it stood up, so this is never a stop from before."""
-        process = look(self.pid)
-        return process is not None and process.state == "T"
+        """Whether all its threads stand still. The system wakes them in the call of `wake`: this is never a stop from before."""
+        return stands_still(self.pid)
 
     def pause(self) -> None:
         """Freeze the driver alone, as its own failpoints do: its JVM and workers go on."""
@@ -350,13 +350,15 @@ def _alone() -> dict[str, str]:
 
 @cache
 def spark_home() -> Path:
-    """Return a Spark whose jars are links to PySpark's, but for those of parts that no run of ours uses.
+    """Return the Spark of the environment; if it names none, one whose jars are links to PySpark's, but for parts that no run of ours uses.
 
     Wherever it finds Spark's machine learning, every session registers its functions: a quarter of what a JVM does in a short run.
     """
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home)
     theirs = _pyspark()
     used = [jar for jar in sorted((theirs / "jars").glob("*.jar")) if not _UNUSED_PARTS.match(jar.name)]
-    ours = jars.cache_folder().parent / f"spark-{_digest(*map(str, used))}"
+    ours = _cache() / f"spark-{_digest(*map(str, used))}"
     if not ours.exists():
         ours.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=ours.parent) as folder:
@@ -366,8 +368,11 @@ def spark_home() -> Path:
                 (made / part.name).symlink_to(part)
             for jar in used:
                 (made / "jars" / jar.name).symlink_to(jar)
-            with suppress(OSError):  # another process was faster
+            try:
                 made.rename(ours)
+            except OSError:
+                if not ours.exists():  # otherwise another process was faster
+                    raise
     return ours
 
 
@@ -402,22 +407,33 @@ def class_archive() -> Path:
             with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
                 _train(Path(folder), made := Path(folder, "classes.jsa"))
                 made.replace(archive)
-    os.utime(archive)
-    for other in archive.parent.glob("classes-*.jsa"):
+    _remove_unused(archive, spark_home())
+    return archive
+
+
+def _remove_unused(*used: Path) -> None:
+    """Remove what was made for an environment that is gone, or is another by now."""
+    for path in used:
+        if path.parent == _cache():
+            os.utime(path)
+    made = [path for path in _cache().glob("*") if _MADE_HERE.fullmatch(path.name)]
+    for other in made:
         with suppress(FileNotFoundError):  # another process has removed it, too
             if other.stat().st_mtime < time.time() - _UNUSED:
-                other.unlink()  # of an environment that is gone, or is another by now
-    for other in archive.parent.glob("spark-*"):
-        if not (other / "bin").exists():  # likewise
-            shutil.rmtree(other, ignore_errors=True)
-    return archive
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
 
 
 def _archive() -> Path:
     """Name it by all that it is made of."""
-    times = (_pyspark() / "jars").stat().st_mtime_ns
-    name = _digest(require_java().version, version("pyspark"), str(times), str(spark_home()), _class_path(), _JAVA)
-    return jars.cache_folder().parent / f"classes-{name}.jsa"
+    jars_of = (spark_home() / "bin").resolve().parent / "jars"
+    name = _digest(
+        require_java().version, version("pyspark"), str(jars_of.stat().st_mtime_ns), str(spark_home()), _class_path(), _JAVA
+    )
+    return _cache() / f"classes-{name}.jsa"
+
+
+def _cache() -> Path:
+    return jars.cache_folder().parent
 
 
 def _digest(*texts: str) -> str:

@@ -28,7 +28,7 @@ from uuid import uuid4
 from icefront.core.errors import IcefrontError
 from icefront.proof.checker import Engine, Kind, Violation, by_datafusion, second_engine
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
-from icefront.proof.harness import PROGRAM
+from icefront.proof.harness import PROGRAM, Begin, executed
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
 from icefront.proof.scene import Broken, Cut, Lake, Scene
 from icefront.proof.trouble import look_around, trouble_of
@@ -183,6 +183,7 @@ class Prove:
         uri: str | None = None,
         keep: bool = False,
         program: Sequence[str] = PROGRAM,
+        begin: Begin = executed,
     ) -> None:
         self._seed = seed
         self._folder = folder
@@ -190,6 +191,7 @@ class Prove:
         self._uri = uri
         self._keep = keep
         self._program = program
+        self._begin = begin
         self._blows = Deck(BLOWS, self._choices("blows"))
         self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
         self._places: dict[str, Deck] = {}
@@ -239,7 +241,7 @@ class Prove:
         choices = self._choices("scene", self.report.scenes)
         number = self._seed + self.report.scenes
         # Not by the seed: in a catalog that is not ours alone, what another proof left must not be in the way.
-        scene = Scene(folder, f"prove_{uuid4().hex[:12]}", choices, lake, self._program, number)
+        scene = Scene(folder, f"prove_{uuid4().hex[:12]}", choices, lake, self._program, self._begin, number)
         if self._uri is not None:
             self.report.left.append(scene.name)
         past = replace(self.report)

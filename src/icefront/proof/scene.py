@@ -21,6 +21,8 @@ from functools import cached_property
 from itertools import count, cycle
 from pathlib import Path
 from random import Random
+from shlex import quote
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -33,8 +35,7 @@ from icefront.core.errors import ConnectionFailed
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_notes
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.forked import forked
-from icefront.proof.harness import FENCED, PROGRAM, Driver, Project, Unexpected, released, wait_until
+from icefront.proof.harness import FENCED, PROGRAM, Begin, Driver, Project, Unexpected, executed, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.proof.proxy import FaultProxy
 from icefront.testing.feeds import FeedTable
@@ -145,6 +146,7 @@ class Scene:
     rng: Random
     lake: Lake
     program: Sequence[str] = PROGRAM
+    by: Begin = executed
     number: int = 0
     """Which of `TABLES` it has: one after the other."""
     strike: Callable[[], None] = lambda: None
@@ -165,12 +167,13 @@ class Scene:
             self.folder,
             seed=seed,
             catalog=self.lake.settings(self.lake.proxy.uri if self.lake.proxy else None),
-            spark={"spark.master": "local[1,4]"},  # a task is tried four times: workers die too
+            # A task is tried four times: workers die too. Of a socket's whole path only a hundred letters count.
+            spark={"spark.master": "local[1,4]", "spark.python.unix.domain.socket.dir": gettempdir()},
             program=self.program,
             table=f"{NAME}.{self.name}.orders",
             feed_table=ORDERS,
             settings={"upkeep": upkeep, "write": {"publish": publish}},
-            begin=forked,
+            begin=self.by,
         )
         self.feed = self.project.feed
         self.feed.scan(self.rng.randint(10, 60))
@@ -312,8 +315,13 @@ class Scene:
         """Start a run, and look at nothing."""
         self._keep_copy()
         command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
-        failpoints = ",".join(f"{place}={action}" for place, action in armed.items())
-        self._drivers.append(Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints}, self.project.begin))
+        environment = {
+            **os.environ,
+            ENVIRONMENT: ",".join(f"{place}={action}" for place, action in armed.items()),
+            # JVMs that are killed leave libraries and blocks behind.
+            "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
+        }
+        self._drivers.append(Driver(command, self.folder, environment, self.by))
         return self._drivers[-1]
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:

@@ -41,8 +41,21 @@ def processes() -> Iterator[Process]:
 
 def look(pid: int) -> Process | None:
     """Look at one process; None when there is none of this id."""
+    return _read(Path(f"/proc/{pid}/stat"), pid)
+
+
+def stands_still(pid: int) -> bool:
+    """Say whether every thread of a process is stopped: one may still finish what it asked of the system when the first is."""
     try:
-        head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        threads = [_read(folder / "stat", pid) for folder in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return all(thread is not None and thread.state == "T" for thread in threads)
+
+
+def _read(file: Path, pid: int) -> Process | None:
+    try:
+        head, _, rest = file.read_text().rpartition(")")
     except OSError:
         return None
     state, parent, _, session, *_ = rest.split()

@@ -283,7 +283,7 @@ class Spark(Part):
     master: str = Field(default="local[*]", description="Any Spark master: `local[*]`, `spark://…`, `yarn`, `k8s://…`.")
     conf: Properties = Field(
         default={},
-        description="Further Spark settings, `spark.…`. In local mode `spark.home` names the Spark whose JVM is started; default: PySpark's own.",
+        description="Further Spark settings, `spark.…`. In local mode `spark.home` names the folder of the Spark whose JVM is started; default: `$SPARK_HOME`, or else PySpark's own.",
     )
 
     @classmethod

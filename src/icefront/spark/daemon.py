@@ -25,20 +25,15 @@ def preload() -> None:
         import icefront.spark.job  # noqa: PLC0415, F401
 
 
-def _keep_caches() -> None:
+def keep_caches() -> None:
     """Let no task drop what is known of the places that modules come from."""
     setattr(zipimport.zipimporter, "invalidate_caches", lambda _self: None)  # noqa: B010 — typed as a method
 
 
-def serve() -> None:
-    """Be that parent until Spark's JVM closes the line."""
-    _keep_caches()
-    daemon.manager()
-
-
 if __name__ == "__main__":
     gc.disable()
+    keep_caches()
     preload()
     gc.freeze()
     gc.enable()
-    serve()
+    daemon.manager()

@@ -103,16 +103,17 @@ def _submitted(settings: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
     """Have this in the environment for a while, if there is a value for it."""
+    if value is None:
+        yield
+        return
     before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
+    os.environ[name] = value
     try:
         yield
     finally:
+        del os.environ[name]
         if before is not None:
             os.environ[name] = before
-        elif value is not None:
-            del os.environ[name]
 
 
 def _escaped(text: str) -> str:

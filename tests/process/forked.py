@@ -1,6 +1,6 @@
 """`icefront …` as a process of its own, forked from one that has imported all of it: two fifths of what a short run costs is imports.
 
-    we ─▶ a server that has imported Icefront and PySpark, and done nothing else
+    us ─▶ a server that has imported Icefront and PySpark, and done nothing else
            └─ fork ─▶ icefront … in a session of its own ─▶ its JVM ─▶ `lent` in the place of Python: its streams go to ─┐
                       └─ fork ─▶ waits; becomes the parent of Spark's workers ◀─────────────────────────────────────────┘
 
@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -28,8 +29,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from shlex import quote
 
-from icefront.proof import failpoints, lent
+from pyspark import daemon
+
+from icefront.proof import failpoints
 from icefront.proof.harness import PROGRAM, Process, executed
+from icefront.spark.daemon import keep_caches
+from tests.process import lent
 
 
 def forked(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
@@ -85,17 +90,17 @@ def _enter(code: str, argv: Sequence[str], folder: Path, environment: Mapping[st
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
         os.close(file)
-    place = out.parent.absolute()
     os.chdir(folder)
     _wear(environment)
     sys.argv = [*argv]
-    _lend(place)
-    try:
-        exec(code, {"__name__": "__main__"})  # noqa: S102 — as Python does with `-c`, and the code is that of our own command
-    finally:
-        # As every Python does at its end; what is forked here ends without.
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 — a name of Python's own
-        atexit._run_exitfuncs()  # noqa: SLF001 — likewise
+    with tempfile.TemporaryDirectory(prefix="lent-") as place:
+        _lend(Path(place))
+        try:
+            exec(code, {"__name__": "__main__"})  # as Python does with `-c`
+        finally:
+            # As every Python does at its end; what is forked here ends without.
+            threading._shutdown()  # type: ignore[attr-defined]  # a name of Python's own
+            atexit._run_exitfuncs()
 
 
 def _wear(environment: Mapping[str, str]) -> None:
@@ -108,17 +113,12 @@ def _wear(environment: Mapping[str, str]) -> None:
 
 # ── the parent of Spark's workers ──────────────────────────────────────────────────────────
 def _lend(place: Path) -> None:
-    """Fork a process that becomes the parent of Spark's workers when its JVM asks for one, in a place that only we can enter.
-
-    It ends with us if that never asks. Where workers are to have another Python, Spark starts that one.
-    """
-    if os.environ.get("PYSPARK_PYTHON", sys.executable) != sys.executable:
-        return
-    python, address = place / "python", place / "lent"
+    """Fork a process that becomes the parent of Spark's workers when its JVM asks for one; it ends with us if that never asks."""
+    python, address = place / "python", place / "socket"
     python.write_text(f'#!/bin/sh\nexec {quote(sys.executable)} -SE {quote(lent.__file__)} "$@"\n')
     python.chmod(0o700)
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(lent.near(str(address)))
+    listening.bind(str(address))
     listening.listen()
     ours, theirs = os.pipe()
     if os.fork() == 0:
@@ -152,6 +152,5 @@ def _wait(listening: socket.socket, driver: int) -> None:
         os.close(stream)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     _wear(json.loads(text))
-    from icefront.spark import daemon  # noqa: PLC0415 — PySpark is an extra; the server has imported it
-
-    daemon.serve()
+    keep_caches()
+    daemon.manager()
