@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from icefront.proof import faults
-from icefront.proof.harness import FENCED
+from icefront.proof.harness import FENCED, Process, executed
 from icefront.proof.scene import Broken, Cut, Lake, Scene
 
 ICEBERG = "org.apache.iceberg.exceptions"
@@ -274,6 +275,20 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A scene in which no process was started, and no table is."""
     monkeypatch.setattr("icefront.proof.harness.quick_jvm", dict)
     return Scene(tmp_path / "scene-1", "prove_1", Random(1), Lake(tmp_path / "lake"))
+
+
+def test_what_a_killed_jvm_leaves_behind_lies_in_the_scene_whatever_else_it_is_told(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Da=b")
+
+    def begin(_command: Sequence[str], *rest: Any) -> Process:
+        return executed([sys.executable, "-c", "import os; print(os.environ['SPARK_SUBMIT_OPTS'])"], *rest)
+
+    stage.by = begin
+    with stage.launch({}) as run:
+        run.expect(0)
+        assert run.stdout == f"-Da=b -Djava.io.tmpdir={stage.folder}\n"
 
 
 def played(stage: Scene, *codes: int | None) -> Any:

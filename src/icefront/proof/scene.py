@@ -22,7 +22,6 @@ from itertools import count, cycle
 from pathlib import Path
 from random import Random
 from shlex import quote
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -167,8 +166,8 @@ class Scene:
             self.folder,
             seed=seed,
             catalog=self.lake.settings(self.lake.proxy.uri if self.lake.proxy else None),
-            # A task is tried four times: workers die too. Of a socket's whole path only a hundred letters count.
-            spark={"spark.master": "local[1,4]", "spark.python.unix.domain.socket.dir": gettempdir()},
+            # A task is tried four times: workers die too. Of a socket's path only a hundred letters count: seen from the project it is short.
+            spark={"spark.master": "local[1,4]", "spark.python.unix.domain.socket.dir": "."},
             program=self.program,
             table=f"{NAME}.{self.name}.orders",
             feed_table=ORDERS,
