@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,13 @@ def proving(folder: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[s
         assert not left_running(folder)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: sockets are made in it."""
+    with tempfile.TemporaryDirectory(prefix="i-") as folder:
+        yield Path(folder)
+
+
 def left_running(folder: Path) -> list[int]:
     """Name the processes that still work in the folder, a moment after their end was ordered."""
     deadline = time.monotonic() + 20
@@ -114,21 +122,21 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
 
 
 def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_survived(
-    rest_catalog: RestCatalog, tmp_path: Path
+    rest_catalog: RestCatalog, folder: Path
 ) -> None:
     """Of all kinds but the one that locks an embedded catalog: those of the proxy in front of this one come on top of the others.
 
     With this seed the first table has equality deletes, and can be settled: with one that has none, all kinds would take two tables.
     """
-    report = survives(tmp_path, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
+    report = survives(folder, set(kinds(rest=True)), "--seed", "9", "--catalog", "rest", "--uri", rest_catalog.uri)
     assert report["namespaces_left"] == []
     left = load_catalog("near", **rest_catalog.properties).list_namespaces()
     assert not [name for (name, *_) in left if name.startswith("prove_")]
 
 
 @pytest.mark.long
-def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(tmp_path: Path) -> None:
-    survives(tmp_path, set(kinds(rest=False)), "--seed", "21")
+def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(folder: Path) -> None:
+    survives(folder, set(kinds(rest=False)), "--seed", "21")
 
 
 def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:
@@ -142,28 +150,28 @@ def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequen
     return violations
 
 
-def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(tmp_path: Path) -> None:
-    violations = sabotaged(tmp_path, "squash-two-epochs", seed=4)
+def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(folder: Path) -> None:
+    violations = sabotaged(folder, "squash-two-epochs", seed=4)
     assert {violation["kind"] for violation in violations} == {"rows"}
     assert any("repeated" in violation["found"] for violation in violations)
 
 
 @pytest.mark.long
-def test_a_fence_that_is_off_makes_it_red(tmp_path: Path) -> None:
-    violations = sabotaged(tmp_path, "fence-off", seed=48, life="zombie")
+def test_a_fence_that_is_off_makes_it_red(folder: Path) -> None:
+    violations = sabotaged(folder, "fence-off", seed=48, life="zombie")
     assert {violation["kind"] for violation in violations} & {"gap", "epoch-twice", "rows"}
 
 
-def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with proving(tmp_path, prove("--minutes", "3", "--seed", "5")) as process:
+def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(folder: Path) -> None:
+    with proving(folder, prove("--minutes", "3", "--seed", "5")) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if FIRST.name in line)  # one life is over
-        wait_until(lambda: any(works_in(p.pid, tmp_path) and p.name == "java" for p in processes()), what="no other life began")
+        wait_until(lambda: any(works_in(p.pid, folder) and p.name == "java" for p in processes()), what="no other life began")
         os.kill(process.pid, signal.SIGINT)
         code, report, _ = ended(process)
     assert (code, report["interrupted"], report["violations"]) == (130, True, [])
     assert report["faults"][FIRST.name] == 1
-    assert not list(tmp_path.glob("icefront-prove-*"))
+    assert not list(folder.glob("icefront-prove-*"))
 
 
 class CutShort:
