@@ -146,6 +146,7 @@ class Scene:
     lake: Lake
     program: Sequence[str] = PROGRAM
     by: Begin = executed
+    """Begins the processes of its runs."""
     number: int = 0
     """Which of `TABLES` it has: one after the other."""
     strike: Callable[[], None] = lambda: None
