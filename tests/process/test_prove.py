@@ -174,6 +174,14 @@ def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(folder: Path) 
     assert not list(folder.glob("icefront-prove-*"))
 
 
+def test_killed_it_leaves_no_run_of_its_own_behind(folder: Path) -> None:
+    with proving(folder, prove("--minutes", "3", "--seed", "5")) as process:
+        wait_until(lambda: any(works_in(p.pid, folder) and p.name == "java" for p in processes()), what="no life began")
+        process.kill()
+        process.wait()
+        assert not left_running(folder)
+
+
 class CutShort:
     """A scene whose last run does not reach the catalog, so many times."""
 

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
@@ -42,7 +44,7 @@ NAME = "202004022058072107140000000000000-56087568dba1e6b8-1-72-00000000-t-1.ndj
 
 
 def replayed(*lines: str, frontier: str | None = None, name: str = NAME) -> dict[Any, Any]:
-    return replay_files([(name, io.BytesIO("\n".join(lines).encode()))], "t", ["id"], frontier)
+    return next(replay_files([(name, io.BytesIO("\n".join(lines).encode()))], "t", ["id"], [frontier]))
 
 
 def message(key: int, updated: str, value: str | None) -> str:
@@ -72,6 +74,24 @@ def test_only_what_is_before_the_frontier_counts():
     assert replayed(*lines, frontier="6.0000000000")[1,]["v"] == "old"
     assert replayed(*lines, frontier="6.0000000001")[1,]["v"] == "new"
     assert replayed(*lines, frontier="5.0000000000") == {}
+
+
+@given(
+    said=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.sampled_from(["x", "y", None])), max_size=12),
+    frontiers=st.lists(st.integers(0, 11), min_size=1, max_size=5).map(sorted),
+)
+def test_several_frontiers_are_replayed_in_one_reading_as_each_of_them_alone(
+    said: list[tuple[int, int, str | None]], frontiers: list[int]
+):
+    lines = [message(key, f"{wall}.0000000000", value) for key, wall, value in said]
+    file, printed = "\n".join(lines).encode(), [f"{frontier}.0000000000" for frontier in frontiers]
+    found = replay_files([(NAME, io.BytesIO(file))], "t", ["id"], printed)
+    assert list(found) == [replayed(*lines, frontier=frontier) for frontier in printed]
+    inserts = [line for line, (_, _, value) in zip(lines, said, strict=True) if value is not None]
+    in_one = replay_appended([(NAME, io.BytesIO("\n".join(inserts).encode()))], "t", printed)
+    for counted, frontier in zip(in_one, printed, strict=True):
+        alone = appended(*inserts, frontier=frontier)
+        assert sorted(map(repr, counted)) == sorted(map(repr, alone))
 
 
 def test_numbers_stay_exact():
@@ -130,7 +150,7 @@ def test_other_tables_and_other_files_do_not_matter():
 def test_compressed_files_are_replayed():
     text = (message(1, "5.0000000000", "x") + "\n").encode()
     for suffix, packed in ((".gz", gzip.compress(text)), (".zst", pa.compress(text, codec="zstd", asbytes=True))):
-        assert replay_files([(NAME + suffix, io.BytesIO(packed))], "t", ["id"]) == {(1,): {"id": 1, "v": "x"}}
+        assert list(replay_files([(NAME + suffix, io.BytesIO(packed))], "t", ["id"])) == [{(1,): {"id": 1, "v": "x"}}]
 
 
 def test_a_line_that_is_no_message_is_named():
@@ -282,7 +302,7 @@ def test_rows_from_before_a_column_was_added_have_null_there():
 
 # ── appending ──────────────────────────────────────────────────────────────────────────────
 def appended(*lines: str, frontier: str | None = None) -> list[Said]:
-    return replay_appended([(NAME, io.BytesIO("\n".join(lines).encode()))], "t", frontier)
+    return next(replay_appended([(NAME, io.BytesIO("\n".join(lines).encode()))], "t", [frontier]))
 
 
 def test_every_change_is_a_row_and_a_repetition_is_counted_apart():

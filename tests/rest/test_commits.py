@@ -22,7 +22,7 @@ from tests.rest.channel import Channel, applied, note_requests, release_before_l
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 Channels = Callable[..., Channel]
 
-# The client waits a second before it repeats these by itself, or longer if it is told to: all four meet a publish, and one each other commit.
+# The client waits a second before it repeats these by itself, or longer if it is told to: all four meet a publish, and two each other commit.
 WAITS = ("429-before", "429-after", "503-before", "503-after")
 LANDED = [name for name, fault in FAULTS.items() if fault.catalog in {"once", "twice"}]
 UNREADABLE = r"iceberg\.exceptions\.NotFoundException: .*\bsnap-\S+\.avro"
@@ -108,26 +108,29 @@ def test_a_publish_that_the_client_repeats_by_itself_happens_once(proxy: FaultPr
     table.check()
 
 
-def test_every_other_commit_that_landed_and_that_the_client_repeats_by_itself_happens_once(
-    proxy: FaultProxy, channel: Channels
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_every_other_commit_that_the_client_repeats_by_itself_happens_once(
+    proxy: FaultProxy, channel: Channels, when: str
 ) -> None:
+    unavailable, too_many = f"503-{when}", f"429-{when}"
     table = channel(publish="settled")
-    proxy.arm("503-after")
+    proxy.arm(unavailable)
     assert table.sink.target, "made, and found"
-    proxy.arm("429-after")
+    proxy.arm(too_many)
     assert table.claim().writer.generation == 1
     table.publish({1: "a", 2: "b"})
-    proxy.arm("503-after")
+    proxy.arm(unavailable)
     table.publish({})
-    proxy.arm("429-after")
+    proxy.arm(too_many)
     table.publish({1: "c", 2: None})
-    proxy.arm("503-after")
+    proxy.arm(unavailable)
     assert table.sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
     table.sink._wanted = replace(table.sink._wanted, partition_by=(PartitionField("bucket", "id", 2),))
-    proxy.arm("429-after")
+    proxy.arm(too_many)
     table.sink._align_partitioning()
     table.publish({})
-    assert [(strike.fault, strike.applied) for strike in proxy.strikes] == [("503-after", True), ("429-after", True)] * 3
+    applied = when == "after"
+    assert [(s.fault, s.applied) for s in proxy.strikes] == [(unavailable, applied), (too_many, applied)] * 3
     assert (table.claims(), table.changes()) == (1, ["schema", "partitioning"])
     assert table.sink._live().metadata().lastColumnId() == table.table().schema().highest_field_id
     table.check()

@@ -14,8 +14,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkValueError
 
-from icefront.core.errors import ConfigError, ConnectionFailed, Stopped
-from icefront.spark import session
+from icefront.core.errors import ConnectionFailed, Stopped
 from icefront.spark.session import living
 
 
@@ -108,9 +107,10 @@ def test_the_jvm_is_that_of_the_spark_at_home_unless_that_is_the_executors(tmp_p
     assert not (other / "asked").exists()
 
 
-def test_a_home_that_is_none_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"spark\.home is /nowhere, and there is no bin/spark-submit in it"):
-        session._home("/nowhere")
+def test_a_home_that_is_none_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_AT, "local[1]", str(tmp_path)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.startswith(f"ConfigError: spark.home is {tmp_path}, and there is no bin/spark-submit in it")
 
 
 def test_a_lost_answer_of_a_living_jvm_stays_what_it_is() -> None:

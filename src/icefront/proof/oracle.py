@@ -10,7 +10,8 @@ values are read here anew, with `json` and `decimal`, one message at a time.
 A table that is upserted holds the last version of each key before the frontier. One that is appended
 to holds a row for every change: a row as often as the feed says changes into it, or more often, but
 not more often than their repetitions in the feed account for. A feed may repeat itself, and whether
-a repetition becomes a row depends on when it came. Memory grows with the number of keys or of changes.
+a repetition becomes a row depends on when it came. Memory grows with the number of keys, for several
+frontiers with that of the keys that changed before each, or with the number of changes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import io
 import json
 import re
 import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +58,7 @@ Row = Mapping[str, Any]
 Key = tuple[Any, ...]
 At = tuple[int, int]
 """Wall nanoseconds and logical counter."""
+_NEVER: At = (1 << 128, 0)
 
 _NAME = re.compile(r"(\d{33})-.*?-\d+-\d+-[0-9a-f]{8,}-(.+)-([0-9a-f]+)\.ndjson(\.gz|\.zst)?")
 _INSTANT = re.compile(r"(\d{1,6}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s*(Z|[+-]\d\d(?::?\d\d)?)?")
@@ -93,7 +96,7 @@ class _Change:
 
 def replay(root: str | Path, table: str, keys: Sequence[str], frontier: str | None = None) -> dict[Key, Row]:
     """Return the table's rows as of `frontier` (a printed timestamp; None: as far as the files go), by key values."""
-    return replay_files(local_files(root, table), table, keys, frontier)
+    return next(replay_files(local_files(root, table), table, keys, [frontier]))
 
 
 def local_files(root: str | Path, table: str) -> Files:
@@ -101,35 +104,44 @@ def local_files(root: str | Path, table: str) -> Files:
     return ((p.name, p.open("rb")) for p in sorted(Path(root).rglob("*")) if _of(p.name, table) and p.is_file())
 
 
-def replay_files(files: Files, table: str, keys: Sequence[str], frontier: str | None = None) -> dict[Key, Row]:
-    """Replay files from anywhere. `keys` are in the order in which the feed says their values."""
-    versions: dict[Key, _Change] = {}
-    for change in _changes(files, table, frontier):
-        key = _hashable(_key(change, keys))
-        known = versions.get(key)
+def replay_files(
+    files: Files, table: str, keys: Sequence[str], frontiers: Sequence[str | None] = (None,)
+) -> Iterator[dict[Key, Row]]:
+    """Replay files from anywhere, read once, up to each of these frontiers, which grow. `keys` are in the order in which the feed says their values."""
+    steps: list[dict[Key, _Change]] = [{} for _ in frontiers]
+    for number, change in _steps(files, table, frontiers):
+        step, key = steps[number], _hashable(_key(change, keys))
+        known = step.get(key)
         if known is None or (known.at, known.schema_id) <= (change.at, change.schema_id):
-            versions[key] = change
-    return {key: change.row for key, change in versions.items() if change.row is not None}
+            step[key] = change
+    versions: dict[Key, _Change] = {}
+    for step in steps:
+        versions |= step  # which is later than all before it
+        yield {key: change.row for key, change in versions.items() if change.row is not None}
 
 
-def replay_appended(files: Files, table: str, frontier: str | None = None) -> list[Said]:
-    """Return the rows that changes before `frontier` say, with how often they do."""
+def replay_appended(files: Files, table: str, frontiers: Sequence[str | None] = (None,)) -> Iterator[list[Said]]:
+    """Return the rows that changes before each of these frontiers say, which grow, with how often they do; files are read once."""
+    steps: list[list[_Change]] = [[] for _ in frontiers]
+    for number, change in _steps(files, table, frontiers):
+        steps[number].append(change)
     rows: dict[str, Row] = {}
     changes: dict[str, set[tuple[At, str]]] = {}
     messages: Counter[str] = Counter()
-    for change in _changes(files, table, frontier):
-        if change.row is None:
-            raise BadRow(f"{change.where}: a delete, but the mode is append", "verify a pipeline whose feed only inserts")
-        text = json.dumps(change.row, sort_keys=True, default=repr)
-        rows[text] = change.row
-        changes.setdefault(text, set()).add((change.at, json.dumps(change.key, default=repr)))
-        messages[text] += 1
-    return [Said(row, len(changes[text]), messages[text]) for text, row in rows.items()]
+    for step in steps:
+        for change in step:
+            if change.row is None:
+                raise BadRow(f"{change.where}: a delete, but the mode is append", "verify a pipeline whose feed only inserts")
+            text = json.dumps(change.row, sort_keys=True, default=repr)
+            rows[text] = change.row
+            changes.setdefault(text, set()).add((change.at, json.dumps(change.key, default=repr)))
+            messages[text] += 1
+        yield [Said(row, len(changes[text]), messages[text]) for text, row in rows.items()]
 
 
-def _changes(files: Files, table: str, frontier: str | None) -> Iterator[_Change]:
-    """Read the changes before `frontier`, however often they come and in whatever order."""
-    before = _at(frontier) if frontier else None
+def _steps(files: Files, table: str, frontiers: Sequence[str | None]) -> Iterator[tuple[int, _Change]]:
+    """Read the changes before the last frontier, however often they come and in whatever order, with the number of the first that each is before."""
+    ends = [_at(frontier) if frontier else _NEVER for frontier in frontiers]
     for name, content in files:
         match = _of(name, table)
         if match is None:
@@ -138,8 +150,8 @@ def _changes(files: Files, table: str, frontier: str | None) -> Iterator[_Change
         with content:
             for number, line in enumerate(_lines(content, match[4]), 1):
                 change = _change(line, schema_id, f"{name}:{number}") if line.strip() else None
-                if change is not None and (before is None or change.at < before):
-                    yield change
+                if change is not None and change.at < ends[-1]:
+                    yield bisect_right(ends, change.at), change
 
 
 def _of(name: str, table: str) -> re.Match[str] | None:

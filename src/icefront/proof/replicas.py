@@ -79,7 +79,7 @@ def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[ReplicaPoin
     for point in chosen:
         source, target = point.target.source_table, point.target.name
         if point.snapshot is None:
-            yield Comparison(target, source, None, point.frontier, 0, 0)
+            yield Comparison(target, source, None, point.frontier)
             continue
         for table in {source, target} - refreshed:
             # The session may have seen the table before another process changed it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
+from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
 from pyiceberg.schema import Schema
@@ -75,9 +76,14 @@ class Comparison:
     source_table: str
     snapshot: int | None
     frontier: Timestamp
-    expected: int
-    rows: int
+    expected: int = 0
+    rows: int = 0
     difference: Difference = field(default_factory=Difference)
+
+    @classmethod
+    def of(cls, point: Point) -> Comparison:
+        """Begin with nothing found and nothing expected."""
+        return cls(point.target.name, point.target.source_table, point.snapshot, point.frontier)
 
     @property
     def equal(self) -> bool:
@@ -149,32 +155,29 @@ def _history(pipeline: str, target: Target, keys: tuple[str, ...], metadata: Tab
 
 
 def verify(pipeline: Pipeline, spark: SparkSession, chosen: Iterable[Point], shown: int = SHOWN) -> Iterator[Comparison]:
-    """Compare point by point, so that progress can be shown between them. `shown` differences of each kind are kept."""
+    """Compare point by point, so that progress can be shown between them; a target's by their frontiers. `shown` differences of each kind are kept."""
     store = pipeline.source().store
-    refreshed: set[str] = set()
-    replayed: dict[tuple[str, tuple[str, ...]], tuple[Timestamp, Expected]] = {}
-    for point in chosen:
-        compared = Comparison(point.target.name, point.target.source_table, point.snapshot, point.frontier, 0, 0)
-        if point.snapshot is None:
-            yield compared
-            continue
-        if point.target.name not in refreshed:
+    for name, some in groupby(chosen, lambda point: point.target.name):
+        ordered = sorted(some, key=lambda point: point.frontier)
+        there = [point for point in ordered if point.snapshot is not None]
+        yield from (Comparison.of(point) for point in ordered if point.snapshot is None)
+        if there:
             # The session may have seen the table before another process changed it.
-            spark.catalog.refreshTable(quoted(point.target.name))
-            refreshed.add(point.target.name)
-        what = (point.target.source_table, point.keys)
-        if what not in replayed or replayed[what][0] != point.frontier:
-            # Claims repeat their predecessor's frontier; only the last replay of a table is kept.
-            replayed[what] = (point.frontier, _expected(store, point))
-        expected = _renamed(replayed[what][1], point.schema, point.target.schema_policy.renames)
-        difference = _difference(point, expected, _read(spark, point), shown)
-        yield replace(compared, expected=_count(expected), rows=difference.rows, difference=difference)
+            spark.catalog.refreshTable(quoted(name))
+            yield from (_compare(spark, *pair, shown) for pair in zip(there, _expected(store, there), strict=True))
 
 
-def _expected(store: Store, point: Point) -> Expected:
-    table, frontier = point.target.source_table, str(point.frontier)
+def _compare(spark: SparkSession, point: Point, said: Expected, shown: int) -> Comparison:
+    expected = _renamed(said, point.schema, point.target.schema_policy.renames)
+    difference = _difference(point, expected, _read(spark, point), shown)
+    return replace(Comparison.of(point), expected=_count(expected), rows=difference.rows, difference=difference)
+
+
+def _expected(store: Store, some: Sequence[Point]) -> Iterator[Expected]:
+    """Replay one target's feed up to the frontier of each point: they are ordered by it."""
+    table, frontiers = some[0].target.source_table, [str(point.frontier) for point in some]
     files: Files = local_files(store.root, table) if isinstance(store, LocalStore) else _stored(store)
-    return replay_files(files, table, point.keys, frontier) if point.keys else replay_appended(files, table, frontier)
+    return replay_files(files, table, some[0].keys, frontiers) if some[0].keys else replay_appended(files, table, frontiers)
 
 
 def _count(expected: Expected) -> int:
