@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from icefront.changelog import changes
@@ -28,13 +29,15 @@ def spelled(value: Any) -> Any:
 
 def state(spark: Any, table: str, snapshot: int | None, columns: Sequence[str]) -> Counter[Any]:
     """All rows of a snapshot; none of no snapshot."""
-    if snapshot is None:
-        return Counter()
+    rows = [] if snapshot is None else _read(spark, table, snapshot)[1]
+    return Counter(tuple(spelled(row[c]) if c in row else None for c in columns) for row in rows)
+
+
+@lru_cache(maxsize=32)
+def _read(spark: Any, table: str, snapshot: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows; of one snapshot they do not change, so they are read once for all ranges that begin or end there."""
     frame = spark.read.option("versionAsOf", snapshot).table(table)
-    return Counter(
-        tuple(spelled(row[c]) if c in row else None for c in columns)
-        for row in (r.asDict(recursive=True) for r in frame.collect())
-    )
+    return frame.columns, [row.asDict(recursive=True) for row in frame.collect()]
 
 
 def told(spark: Any, table: str, begin: int | None, end: int, **options: Any) -> list[dict[str, Any]]:
@@ -48,7 +51,7 @@ def snapshots(spark: Any, table: str) -> list[int]:
 def check(spark: Any, table: str, begin: int | None, end: int, **options: Any) -> list[dict[str, Any]]:
     """The oracle for one pair of snapshots; returns the changes."""
     found = told(spark, table, begin, end, **options)
-    columns = [f.name for f in spark.read.option("versionAsOf", end).table(table).schema.fields]
+    columns, _ = _read(spark, table, end)
     rows = [(row["_change_type"], tuple(spelled(row[c]) for c in columns)) for row in found]
     after = state(spark, table, begin, columns)
     after.subtract(row for kind, row in rows if kind in LEAVING)

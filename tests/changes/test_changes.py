@@ -55,7 +55,7 @@ def kinds(found: list[dict[str, Any]]) -> dict[str, int]:
 
 
 KINDS_OF_TABLES = {
-    "version 1": ("copy-on-write", 1, ""),
+    "version 1": pytest.param("copy-on-write", 1, "", marks=pytest.mark.long),
     "position deletes in partitions": ("merge-on-read", 2, "n"),
     "deletion vectors": ("merge-on-read", 3, ""),
     "copy-on-write in partitions": ("copy-on-write", 3, "n"),
@@ -193,7 +193,9 @@ def test_what_icefront_itself_writes(spark: Any, table: str, lake: Any) -> None:
 
 
 # ── commits that change no row ─────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(("mode", "version"), [("copy-on-write", 2), ("merge-on-read", 2), ("merge-on-read", 3)])
+@pytest.mark.parametrize(
+    ("mode", "version"), [("copy-on-write", 2), pytest.param("merge-on-read", 2, marks=pytest.mark.long), ("merge-on-read", 3)]
+)
 def test_compaction_is_silent_and_would_be_empty_anyway(
     spark: Any, table: str, mode: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def told(found: Any) -> list[tuple[Any, ...]]:
     return sorted((row["_change_ordinal"], row["_change_type"], row["id"]) for row in found.collect())
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_partitions_of_odd_floats(spark: Any, table: str, version: int) -> None:
     """NaN is one partition, and the two zeros are two."""
     granularity = {"write.delete.granularity": "partition"}
@@ -120,7 +120,7 @@ def test_partitions_of_odd_floats(spark: Any, table: str, version: int) -> None:
 
 
 # ── all alike ──────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.long), "merge-on-read"])
 def test_rows_that_are_all_alike(spark: Any, table: str, mode: str) -> None:
     """Duplicate rows, duplicate keys and rows of nulls: as often as they are there."""
     create(spark, table, mode=mode)
@@ -171,7 +171,7 @@ def deep(x: str, z: str, f: str) -> str:
     return f"array(named_struct('m', {held}, 't', named_struct('f', float('{f}'))), NULL)"
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", ["copy-on-write", pytest.param("merge-on-read", marks=pytest.mark.long)])
 def test_deep_nesting(spark: Any, table: str, mode: str) -> None:
     """Every value counts, at any depth: one bit of a float or a byte makes another row, NaN makes none."""
     create(spark, table, mode=mode, columns=f"id bigint, d {DEEP}")
@@ -211,7 +211,7 @@ def test_nested_columns_that_change_are_verified_by_their_ids(spark: Any, table:
     assert rows == {("INSERT", 2, "y", None, 2), ("DELETE", 2, "y", None, 2), ("INSERT", 3, "y", None, 2)}
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.long), "merge-on-read"])
 def test_a_column_with_an_initial_default(spark: Any, table: str, mode: str) -> None:
     """Rows of before have it, also where they are not rewritten; what is carried over has not changed."""
     create(spark, table, mode=mode)
@@ -234,7 +234,7 @@ def test_a_column_with_an_initial_default(spark: Any, table: str, mode: str) -> 
         assert verify(spark, table, *pair, step, 3) == []
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", ["copy-on-write", pytest.param("merge-on-read", marks=pytest.mark.long)])
 def test_a_column_of_no_type(spark: Any, table: str, mode: str) -> None:
     create(spark, table, mode=mode, columns="id bigint, u void")
     spark.sql(f"INSERT INTO {table} VALUES (1, NULL), (2, NULL), (3, NULL)")
@@ -315,7 +315,7 @@ def large(rows: int) -> pa.Table:
 
 def test_one_deletion_in_a_large_file_reads_one_row_group(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create(spark, table, version=3)
-    rows = 10_000_000
+    rows = 2_000_000
     # Without a dictionary, so that the bytes follow the rows.
     path = Streaming(spark, table).append(large(rows), row_group_size=100_000, use_dictionary=False)
     spark.sql(f"REFRESH TABLE {table}")

@@ -64,8 +64,8 @@ def check_whole(spark: Any, table: str) -> None:
 
 KINDS_OF_TABLES = {
     "ORC, position deletes in partitions": ("orc", "merge-on-read", 2, "n", "orc"),
-    "Avro, position deletes": ("avro", "merge-on-read", 2, "", "avro"),
-    "ORC, deletion vectors": ("orc", "merge-on-read", 3, "", "puffin"),
+    "Avro, position deletes": pytest.param("avro", "merge-on-read", 2, "", "avro", marks=pytest.mark.long),
+    "ORC, deletion vectors": pytest.param("orc", "merge-on-read", 3, "", "puffin", marks=pytest.mark.long),
     "Avro, copy-on-write in partitions": ("avro", "copy-on-write", 3, "n", ""),
 }  # fmt: skip
 
@@ -169,7 +169,9 @@ def test_values_of_every_type_are_the_same_in_every_format(spark: Any, table: st
     assert verify(spark, table, None, points[-1], everything, 5) == []
 
 
-@pytest.mark.parametrize(("form", "mode", "version"), [("orc", "copy-on-write", 2), ("avro", "merge-on-read", 3)])
+@pytest.mark.parametrize(
+    ("form", "mode", "version"), [pytest.param("orc", "copy-on-write", 2, marks=pytest.mark.long), ("avro", "merge-on-read", 3)]
+)
 def test_schemas_that_change(spark: Any, table: str, form: str, mode: str, version: int) -> None:
     columns = "id bigint, v string, n int, s struct<a: int, b: array<float>>"
     create(spark, table, mode=mode, version=version, columns=columns, **{FORMAT: form})
@@ -237,7 +239,7 @@ class Deleting:
         self.table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
 
 
-@pytest.mark.parametrize(("form", "data"), [("avro", "parquet"), ("orc", "avro")])
+@pytest.mark.parametrize(("form", "data"), [("avro", "parquet"), pytest.param("orc", "avro", marks=pytest.mark.long)])
 def test_deletes_of_another_format_than_the_rows(spark: Any, table: str, form: str, data: str) -> None:
     """Equality and position deletes, also by a column that is dropped later."""
     create(spark, table, version=2, **{FORMAT: data})
@@ -276,7 +278,12 @@ def write_plain(spark: Any, folder: Path, form: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "mode"),
-    [("parquet", "copy-on-write"), ("parquet", "merge-on-read"), ("orc", "merge-on-read"), ("avro", "copy-on-write")],
+    [
+        ("parquet", "copy-on-write"),
+        pytest.param("parquet", "merge-on-read", marks=pytest.mark.long),
+        ("orc", "merge-on-read"),
+        pytest.param("avro", "copy-on-write", marks=pytest.mark.long),
+    ],
 )
 def test_files_of_a_migrated_table(spark: Any, table: str, form: str, mode: str, tmp_path: Path) -> None:
     """Found by name mapping, also in structs, and by their path; then renamed, rewritten and deleted from."""
@@ -301,7 +308,7 @@ def test_files_of_a_migrated_table(spark: Any, table: str, form: str, mode: str,
 
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
-@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("kind", ["float", pytest.param("double", marks=pytest.mark.long)])
 def test_numbers_that_are_only_in_the_path_of_a_migrated_file(
     spark: Any, table: str, form: str, kind: str, tmp_path: Path
 ) -> None:

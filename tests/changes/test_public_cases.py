@@ -385,7 +385,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
+@pytest.mark.parametrize("form", ["parquet", *(pytest.param(form, marks=pytest.mark.long) for form in ("orc", "avro"))])
 @pytest.mark.parametrize(("old", "was", "now", "value"), REPLACED.values(), ids=REPLACED)
 def test_a_table_made_again_with_a_column(spark: Any, table: str, old: str, was: str, now: str, value: Any, form: str) -> None:
     """`CREATE OR REPLACE` gives a column the id that another one of its name had: old rows have nothing in it."""

@@ -303,12 +303,12 @@ def test_a_history_by_every_hand(spark: Any) -> None:
     hands.insert(first=1, count=2)
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_random_histories(spark: Any, examples: int) -> None:
+@pytest.mark.long
+def test_random_histories(spark: Any) -> None:
     Histories.spark = spark
     checks = settings(
         # Without shrinking: every step costs seconds.
-        max_examples=examples,
+        max_examples=20,
         stateful_step_count=10,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +24,7 @@ from icefront.proof.failpoints import OF_A_RUN, OF_UPKEEP
 from icefront.proof.faults import FIRST
 from icefront.proof.harness import PROGRAM, wait_until
 from icefront.proof.prove import Prove, kinds
+from icefront.proof.proxy import RANDOM_FAULTS
 from icefront.proof.scene import Broken, Cut, Scene
 from icefront.proof.sessions import processes
 from tests import sabotage
@@ -208,6 +211,27 @@ def test_a_last_run_that_does_not_reach_the_catalog_is_repeated_and_in_the_end_t
     with pytest.raises(Broken, match=r"behind: scene-1: .* could not reach the catalog"):
         prove._catch_up(cast("Scene", always))
     assert always.abandoned == 3
+
+
+def test_requests_that_were_dealt_and_did_not_come_are_dealt_again_before_any_other(tmp_path: Path) -> None:
+    prove = Prove(tmp_path, Screen(quiet=True), minutes=3, seed=1, uri="http://127.0.0.1:1")
+    armed: list[str] = []
+    proxy = SimpleNamespace(arm=lambda name, **_: armed.append(name))
+    scene = cast("Scene", SimpleNamespace(rng=Random(1), lake=SimpleNamespace(proxy=proxy)))
+    for _ in range(len(RANDOM_FAULTS) // 3):
+        prove._arm(scene)
+    assert len(set(armed)) == len(armed), "while all are missing, each has its turn"
+    prove.report.struck.update(set(RANDOM_FAULTS) - {"lost", "truncated"})
+    for _ in range(2):
+        armed.clear()
+        prove._arm(scene)
+        assert {*armed[:2]} == {"lost", "truncated"}
+        assert armed[2] in RANDOM_FAULTS
+    prove.report.struck.update(["lost", "truncated"])
+    armed.clear()
+    for _ in range(len(RANDOM_FAULTS) // 3):
+        prove._arm(scene)
+    assert len(set(armed)) > 3, "then all of them have their turns again"
 
 
 def test_every_failpoint_is_one_at_which_some_life_ends() -> None:

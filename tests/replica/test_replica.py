@@ -19,10 +19,10 @@ from tests.replica.replicas import COPY_ON_WRITE, MERGE_ON_READ, Replica
 pytestmark = pytest.mark.spark
 
 KINDS_OF_TABLES = {
-    "format 1, copy-on-write": (COPY_ON_WRITE, 1, ""),
+    "format 1, copy-on-write": pytest.param(COPY_ON_WRITE, 1, "", marks=pytest.mark.long),
     "format 2, position deletes in partitions": (MERGE_ON_READ, 2, "n"),
     "format 3, deletion vectors": (MERGE_ON_READ, 3, ""),
-    "format 3, copy-on-write in partitions": (COPY_ON_WRITE, 3, "n"),
+    "format 3, copy-on-write in partitions": pytest.param(COPY_ON_WRITE, 3, "n", marks=pytest.mark.long),
 }
 
 

@@ -83,7 +83,7 @@ def test_small_files_become_one_and_dead_rows_leave(spark: Any, lake_folder: Any
     assert check(spark, table).snapshots == (), "there is nothing left to compact"
 
 
-@pytest.mark.parametrize(("version", "everywhere"), [(2, True), (3, True), (3, False)])
+@pytest.mark.parametrize(("version", "everywhere"), [pytest.param(2, True, marks=pytest.mark.long), (3, True), (3, False)])
 def test_unsettled_deletes_are_kept_as_long_as_they_hold_for_a_file(
     spark: Any, lake_folder: Any, table: str, version: int, everywhere: Any
 ) -> None:
@@ -118,7 +118,7 @@ def test_one_file_with_many_dead_rows(spark: Any, table: str) -> None:
     assert check(spark, table, dead=0.4).dead_rows == 4
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_files_without_a_live_row_leave(spark: Any, table: str, version: int) -> None:
     create(spark, table, version=version)
     fill(spark, table, files=2)
@@ -291,7 +291,7 @@ def numbers(spark: Any, table: str) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_deletes_that_are_left_hold_for_the_new_files_and_for_no_others(
     spark: Any, lake_folder: Any, table: str, version: int
 ) -> None:
@@ -448,7 +448,7 @@ def test_what_is_published_behind_the_settle_of_a_cycle_is_left(spark: Any, tabl
     }
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("between", ["publish", "settle"])
 def test_a_compaction_that_leaves_deletes_beside_others(
     spark: Any, lake_folder: Any, table: str, version: int, between: str, monkeypatch: pytest.MonkeyPatch
@@ -622,7 +622,7 @@ class Between:
         monkeypatch.setattr(Rewriter, "commit", first)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_publish_between_does_not_matter(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -662,7 +662,7 @@ def test_what_is_published_in_the_moment_of_planning_is_not_part_of_the_plan(
     assert {row.id: row.v for row in spark.table(table).collect()} == {i: "new" if i == 5 else f"v{i}" for i in range(60)}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_settle_between_makes_it_plan_anew(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -747,7 +747,7 @@ def test_a_settle_and_a_compaction_at_once_while_rows_are_published(spark: Any, 
     assert by_pyiceberg(lake_folder, table) == rows(spark, table)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_two_compactions_at_once_bring_no_row_back(spark: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one rewrites the data that came with deletes; by itself Iceberg would take them for older than everything."""
     create(spark, table, version=version)

@@ -73,7 +73,7 @@ def there(path: str) -> bool:
 
 
 # ── snapshots ──────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_what_only_old_snapshots_had_is_deleted(spark: Any, lake_folder: Any, table: str, version: int) -> None:
     create(spark, table, version=version)
     fill(spark, table).commit([], [{"id": 1}, {"id": 41}])
@@ -126,7 +126,7 @@ def test_tags_and_branches_hold_their_snapshots(spark: Any, table: str) -> None:
     assert spark.sql(f"SELECT * FROM {table} VERSION AS OF 'held'").count() == 20
 
 
-@pytest.mark.parametrize("properties", ["", "'history.expire.max-ref-age-ms'='1'"])
+@pytest.mark.parametrize("properties", [pytest.param("", marks=pytest.mark.long), "'history.expire.max-ref-age-ms'='1'"])
 def test_a_reader_that_was_behind_goes_on(lake: Lake, table: str, properties: str) -> None:
     """Also where tags of the table are to be gone at once: the reader's says for itself how long it stays."""
     replica = Replica(lake, table).create()

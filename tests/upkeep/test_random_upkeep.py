@@ -225,7 +225,9 @@ def upheld(spark: Any, lake_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ty
     return Upheld
 
 
-@pytest.mark.parametrize(("version", "partitioned", "parts"), [(2, "n", False), (3, "", True)])
+@pytest.mark.parametrize(
+    ("version", "partitioned", "parts"), [pytest.param(2, "n", False, marks=pytest.mark.long), (3, "", True)]
+)
 def test_upkeep_by_every_hand(upheld: type[Upheld], version: int, partitioned: str, parts: Any) -> None:
     """The short form: what the random ones are made of, once each, where they meet."""
     table = upheld()

@@ -61,8 +61,15 @@ def check(spark: Any, lake_folder: Any, table: str) -> settling.Settled:
     return done
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partitioned", ["", "n", "bucket(3, id)"])
+@pytest.mark.parametrize(
+    ("version", "partitioned"),
+    [
+        (2, ""),
+        (3, "n"),
+        (2, "bucket(3, id)"),
+        *(pytest.param(*kind, marks=pytest.mark.long) for kind in ((3, ""), (2, "n"), (3, "bucket(3, id)"))),
+    ],
+)
 def test_upserts_are_settled(spark: Any, lake_folder: Any, table: str, version: int, partitioned: str) -> None:
     create(spark, table, version=version)
     if partitioned:
@@ -149,7 +156,7 @@ def three_files(spark: Any, table: str, version: int) -> None:
         Streaming(spark, table).commit([{"id": i, "v": "v", "n": 0} for i in range(start, start + 10)])
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_large_settles_take_several_commits(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +166,7 @@ def test_large_settles_take_several_commits(
     assert len(check(spark, lake_folder, table).snapshots) == 3
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_one_that_ends_between_its_commits_leaves_a_right_table(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +186,7 @@ def test_one_that_ends_between_its_commits_leaves_a_right_table(
     assert len(check(spark, lake_folder, table).snapshots) > 1
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_settles_of_one_file_do_not_pile_up_deletes(spark: Any, lake_folder: Any, table: str, version: int) -> None:
     create(spark, table, version=version)
     spark.sql(f"INSERT INTO {table} SELECT id, 'v', 0 FROM range(20)")
@@ -189,7 +196,7 @@ def test_settles_of_one_file_do_not_pile_up_deletes(spark: Any, lake_folder: Any
     assert deletes(spark, table) == {DeleteKind.VECTOR if version == 3 else DeleteKind.POSITION: 1}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_position_deletes_that_name_rows_of_several_files_stay_as_long_as_one_needs_them(
     spark: Any, lake_folder: Any, table: str, version: int
 ) -> None:
@@ -258,7 +265,7 @@ class Between:
         monkeypatch.setattr(settling, "_commit", first)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_publish_between_does_not_matter(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +283,7 @@ def test_a_publish_between_does_not_matter(
     )
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_rollback_of_its_first_part_makes_it_plan_anew(
     spark: Any, lake_folder: Any, table: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +309,7 @@ def test_a_rollback_of_its_first_part_makes_it_plan_anew(
     assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("into_new_spec", [False, True])
 def test_a_compaction_between_makes_it_plan_anew(
     spark: Any, lake_folder: Any, table: str, version: int, into_new_spec: Any, monkeypatch: pytest.MonkeyPatch

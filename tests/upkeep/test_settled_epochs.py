@@ -48,8 +48,15 @@ def check_by_pyiceberg(lake: Lake, table: str) -> int:
     return len(epochs)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partition_by", [[], ["bucket(4, id)", "status"]])
+@pytest.mark.parametrize(
+    ("version", "partition_by"),
+    [
+        (2, []),
+        pytest.param(2, ["bucket(4, id)", "status"], marks=pytest.mark.long),
+        pytest.param(3, [], marks=pytest.mark.long),
+        (3, ["bucket(4, id)", "status"]),
+    ],
+)
 def test_every_snapshot_is_readable_without_equality_deletes(
     lake: Lake, table: str, version: int, partition_by: list[str]
 ) -> None:

@@ -5,7 +5,7 @@
 
 A scene has a table of its own and plays every kind of life once, in the order of a shuffled deck; blows are dealt from another
 deck. One seed decides what is done and at which passing of which failpoint, for every life and blow by itself; the clock decides how
-many lives there are, and which blows are possible at a stop.
+many lives there are, which blows are possible at a stop, and which of the requests that were to be struck came at all.
 The first thing that must not be ends it, so that the folder shows it as it was.
 """
 
@@ -356,11 +356,15 @@ class Prove:
         self.report.struck[kind] += 1
 
     def _arm(self, scene: Scene) -> None:
-        """Choose the requests that the proxy strikes during the next life."""
+        """Choose the requests that the proxy strikes during the next life: first with what is missing, for not all that is dealt comes."""
         proxy = scene.lake.proxy
+        missing = set(self.report.missing).intersection(RANDOM_FAULTS)
 
         def arm(name: str) -> bool:
             assert proxy is not None
+            if missing and name not in missing:
+                return False
+            missing.discard(name)
             proxy.arm(name, nth=scene.rng.randint(1, 8))
             return True
 
