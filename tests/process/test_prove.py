@@ -114,7 +114,9 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     """Three minutes of random faults are survived, every kind was struck, and nothing is left."""
     with proving(folder, prove("--minutes", "3", *arguments, by=[sys.executable, "-c", FORKING])) as process:
         code, report, err = ended(process)
-    assert code == 0, (report, err[-5000:])
+    assert code == 0, json.dumps(
+        [report["found_during"], report["violations"], report["not_struck_enough"], err[-5000:]], indent=1
+    )
     assert report["violations"] == report["not_struck_enough"] == []
     assert report["faults"].keys() == kinds
     assert all(report["faults"].values())

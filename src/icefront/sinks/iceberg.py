@@ -424,8 +424,7 @@ class IcebergSink:
         outcome = self._converse(publishing(publication, retries=self._wanted.retries), change)
         if isinstance(outcome, Published):
             # Also when the answer was lost and it was found in the table.
-            step = "publish" if staged.files else "heartbeat"
-            failpoint(f"{step}.after")
+            failpoint(f"{_step(publication)}.after")
         return outcome
 
     def _change(self, staged: Staged, mark: Mark) -> Change:
@@ -457,6 +456,8 @@ class IcebergSink:
             if isinstance(request, Send):
                 if sent:
                     self._back_off(sent)
+                else:
+                    failpoint(f"{_step(request.intent)}.before")  # once for a step, however often it is sent
                 sent += 1
                 answer = reply = self._send(request, publishes)
             else:
@@ -482,10 +483,8 @@ class IcebergSink:
         mark = intent.mark()
         match intent:
             case Claim():
-                step = "claim"
                 change = Change((), summary.of_claim(mark), {SHARED: "true" if self._wanted.shared else "false"})
             case Publication(staged=staged):
-                step = "publish" if staged.files else "heartbeat"
                 change = publishes or self._change(staged, mark)
 
         def check(head: Head) -> None:
@@ -496,14 +495,13 @@ class IcebergSink:
                 self._check_company()
             fence(head, intent)
 
-        failpoint(f"{step}.before")
         return table.commit_fenced(
             self._wanted.pipeline,
             change,
             mark,
             check,
             patience=self._wanted.patience,
-            before_commit=lambda: failpoint(f"{step}.before-commit"),
+            before_commit=lambda: failpoint(f"{_step(intent)}.before-commit"),
         )
 
     def _check_layout(self, staged: Staged) -> None:
@@ -529,6 +527,13 @@ class IcebergSink:
                 )
         if self._scoped and any(f.equality_ids for f in staged.files):
             check_scope(self.target, len(specs), (), None, ())
+
+
+def _step(intent: Claim | Publication) -> str:
+    """Name the durable step that a commit is, as failpoints do."""
+    if isinstance(intent, Claim):
+        return "claim"
+    return "publish" if intent.staged.files else "heartbeat"
 
 
 def _exists(io: Any, path: str, size: int) -> bool:
