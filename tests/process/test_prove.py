@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,10 +81,13 @@ def proving(folder: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[s
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path: sockets are made in it."""
-    with tempfile.TemporaryDirectory(prefix="i-") as folder:
-        yield Path(folder)
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder with a short path: sockets are made in it. It stays when its test goes red."""
+    red = request.session.testsfailed
+    folder = Path(tempfile.mkdtemp(prefix="i-"))
+    yield folder
+    if request.session.testsfailed == red:
+        shutil.rmtree(folder)
 
 
 def left_running(folder: Path) -> list[int]:

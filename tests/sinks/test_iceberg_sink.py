@@ -157,11 +157,21 @@ def test_a_commit_that_never_arrived_is_sent_again_with_the_same_files(
     live = sink._live()
     real = live.commit_fenced
     answers = [NotLanded("no route"), NotLanded("no route")]
-    monkeypatch.setattr(live, "commit_fenced", lambda *a, **o: answers.pop() if answers else real(*a, **o))
+
+    def lose_two(*args: Any, **options: Any) -> Landed | NotLanded:
+        if not answers:
+            return real(*args, **options)
+        options["before_commit"]()
+        return answers.pop()
+
+    passed: list[str] = []
+    monkeypatch.setattr(live, "commit_fenced", lose_two)
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", passed.append)
     outcome = sink.publish(staged, mark)
     assert isinstance(outcome, Published)
     assert outcome.attempts == 3
     assert state(spark, table) == {1: "a"}
+    assert passed == ["publish.before", *["publish.before-commit"] * 3, "publish.after"]
 
 
 def test_an_epoch_published_by_this_writer_already_is_found_not_repeated(spark: Any, table: str) -> None:
