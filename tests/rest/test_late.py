@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from structlog.testing import CapturingLogger
 
-from icefront.core.errors import ConnectionFailed, FencedOut
+from icefront.core.errors import ConnectionFailed, FencedOut, SchemaRefused, Stopped
 from icefront.core.marks import Mark
 from icefront.core.ports import Wish
-from icefront.core.protocol import Claim, FencedOff, Published, renewal
+from icefront.core.protocol import Claim, FencedOff, Head, Published, renewal
+from icefront.iceberg.java import Gateway
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.proxy import FaultProxy, Strike
 from tests.rest.channel import Channel, applied, release_before_looking
+from tests.sinks.test_iceberg_sink import state
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 Channels = Callable[..., Channel]
@@ -71,6 +73,91 @@ def test_publishes_applied_after_their_writer_sent_them_again_are_refused(proxy:
     assert applied(proxy.release()) == [False, False], "the third one had won"
     table.publish({2: "b"})
     table.check()
+
+
+MOMENTS = ["before it is sent", "before it is looked for", "before it is sent again"]
+
+
+def land_amid(
+    change: Callable[[], None], moment: str, proxy: FaultProxy, table: Channel, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Let the next publish be applied right after a change that its fence does not see: at once, or late. Return what was done."""
+    passed: list[str] = []
+    done: list[str] = []
+    look = table.sink._look
+
+    def land() -> None:
+        if not done:
+            change()
+            done.extend(f"applied {strike}" for strike in applied(proxy.release()))
+            done.append("changed")
+
+    def pass_by(failpoint: str) -> None:
+        passed.append(failpoint)
+        if moment != "before it is looked for" and passed.count("publish.before-commit") == 1 + (moment != "before it is sent"):
+            land()
+
+    def looked() -> Head:
+        if moment == "before it is looked for":
+            land()
+        return look()
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", pass_by)
+    monkeypatch.setattr(table.sink, "_look", looked)
+    if moment != "before it is sent":
+        proxy.arm("late-504")
+    return done
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_column_that_is_replaced_between_a_fence_and_its_commit_is_named_and_the_next_run_goes_on(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The catalog compares the branch, which a change of the schema does not move: the publish lands."""
+    table, successor = channel(), channel()
+    near = f"near.{table.name}"
+    table.claim()
+    table.publish({1: "a"})
+    staged = table.stage({2: "b"})
+
+    def replace_column() -> None:
+        table.spark.sql(f"ALTER TABLE {near} DROP COLUMN v")
+        table.spark.sql(f"ALTER TABLE {near} ADD COLUMN v string")
+
+    done = land_amid(replace_column, moment, proxy, table, monkeypatch)
+    fact = rf"^epoch \[10.0000000000, 20.0000000000\) is published in {table.sink.target}, but .* column v was dropped and added again"
+    with pytest.raises(Stopped, match=fact) as stopped:
+        table.publish_staged(staged, {2: "b"})
+    assert done == ["changed"] if moment == "before it is sent" else ["applied True", "changed"]
+    assert stopped.value.exit_code == 5
+    assert state(table.spark, near) == {1: None, 2: None}
+    table.hold(staged, {2: "b"})
+    successor.held = table.held
+    assert successor.claim().frontier == staged.epoch.upper
+    successor.publish({1: "c", 2: "d"})
+    successor.check()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_key_column_that_is_dropped_between_a_fence_and_its_commit_is_named_and_the_next_run_stops_too(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    table = channel()
+    table.claim()
+    table.publish({1: "a"})
+    staged = table.stage({1: "b"})
+
+    def drop_key() -> None:
+        live = Gateway.of(table.spark).load(f"near.{table.name}")
+        assert live is not None
+        live.table.updateSchema().setIdentifierFields([]).deleteColumn("id").commit()
+
+    done = land_amid(drop_key, moment, proxy, table, monkeypatch)
+    with pytest.raises(SchemaRefused, match=r"is published in .* key column with field id 1 was dropped"):
+        table.publish_staged(staged, {1: "b"})
+    assert "changed" in done
+    with pytest.raises(SchemaRefused, match="has no column id, which the keys name"):
+        channel().claim()
 
 
 @pytest.mark.parametrize("moment", ["after its claim", "after its publish"])

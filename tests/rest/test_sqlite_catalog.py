@@ -20,7 +20,9 @@ import pytest
 
 from icefront.api import Pipeline
 from icefront.core.errors import ConnectionFailed
+from icefront.core.ports import Wish
 from icefront.core.protocol import Published
+from icefront.iceberg.java import JavaTable, java_class
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.harness import FENCED, KILLED, PROGRAM, Driver, wait_until
 from icefront.proof.oracle import compare, replay
@@ -36,7 +38,7 @@ from tests.process.matrix import SEEDS
 from tests.process.mid_commit import freeze, holding, locked, metadata_files, thaw, waiting
 from tests.rest import full_disk
 from tests.rest.embedded import FIRST, SECOND, Embedded
-from tests.sinks.test_iceberg_sink import claim
+from tests.sinks.test_iceberg_sink import claim, count, stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 ROOT = Path(__file__).parent.parent.parent
@@ -104,6 +106,78 @@ def test_a_paused_program_that_holds_the_lock_is_named_as_such_and_waited_out(sp
             zombie.kill()
     assert isinstance(sink.publish(staged, mark), Published)
     catalog.check(FIRST, SECOND)
+
+
+# ── lost answers ───────────────────────────────────────────────────────────────────────────
+# FAIL ends a statement with an error and keeps what it has done so far: Iceberg gets an exception of the driver.
+RAISES = "AFTER UPDATE ON iceberg_tables {once} SELECT RAISE(FAIL, 'the answer is lost'); END"
+# The driver says that no row was changed, as it does of a statement that Iceberg repeats by itself when its connection was lost.
+CONFLICTS = """BEFORE UPDATE ON iceberg_tables {once}
+    UPDATE iceberg_tables SET metadata_location = NEW.metadata_location, previous_metadata_location = OLD.metadata_location
+        WHERE catalog_name = OLD.catalog_name AND table_namespace = OLD.table_namespace AND table_name = OLD.table_name;
+    SELECT RAISE(IGNORE); END"""
+ONCE = "WHEN (SELECT armed FROM answers) > 0 BEGIN UPDATE answers SET armed = armed - 1;"
+
+
+class Answers:
+    """Loses answers of a catalog's database, by its own means: the next commit is applied, and Iceberg is told otherwise."""
+
+    def __init__(self, database: Path, trigger: str) -> None:
+        self.database = database
+        self._do(
+            "CREATE TABLE answers (armed)", "INSERT INTO answers VALUES (0)", f"CREATE TRIGGER lost {trigger.format(once=ONCE)}"
+        )
+
+    def _do(self, *statements: str) -> list[tuple[int]]:
+        with closing(sqlite3.connect(self.database, isolation_level=None)) as writing:
+            return [row for statement in statements for row in writing.execute(statement)]
+
+    @contextmanager
+    def lost(self) -> Iterator[None]:
+        """Lose the answer to one commit, which must come."""
+        self._do("UPDATE answers SET armed = 1")
+        yield
+        assert self._do("SELECT armed FROM answers") == [(0,)], "nothing was committed"
+
+
+@pytest.mark.parametrize("mode", ["immediate", "settled"])
+@pytest.mark.parametrize("trigger", [RAISES, CONFLICTS], ids=["an exception", "a conflict"])
+def test_a_lost_answer_does_not_publish_twice(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str, mode: str
+) -> None:
+    catalog = Embedded(spark, tmp_path)
+    sink = catalog.sink(publish=mode)
+    swap = JavaTable._swap
+    raised: list[str] = []
+
+    def noted(table: JavaTable, transaction: Any) -> None:
+        try:
+            swap(table, transaction)
+        except Exception as error:
+            raised.append(java_class(error))
+            raise
+
+    monkeypatch.setattr(JavaTable, "_swap", noted)
+    answers = Answers(catalog.database, trigger)
+    with answers.lost():
+        mark = claim(sink)
+    for upper, changes in ((10, FIRST), (20, {1: "c"}), (30, {})):
+        staged = stage(sink, mark, upper, changes)
+        with answers.lost():
+            outcome = sink.publish(staged, mark)
+        assert isinstance(outcome, Published)
+        assert outcome.attempts == 1, "it was sent again"
+        mark = outcome.mark
+    with answers.lost():
+        assert sink.prepare([Wish("extra", "long", "f:1")]).column_names == ["id", "v", "extra"]
+    said = (
+        "org.apache.iceberg.jdbc.UncheckedSQLException"
+        if trigger is RAISES
+        else "org.apache.iceberg.exceptions.CommitFailedException"
+    )
+    assert raised == [said] * 5
+    assert (mark.writer.generation, count(spark, catalog.table)) == (1, 5)
+    catalog.check(FIRST, SECOND, SECOND)
 
 
 # ── killed and paused in mid-commit ────────────────────────────────────────────────────────

@@ -415,6 +415,11 @@ class IcebergSink:
         then = (f for schema in known if schema is not None for f in self._parse(schema).fields)
         return sorted({f.name for f in then if now.get(f.name, f.field_id) != f.field_id})
 
+    def _dropped_keys(self, staged: Staged) -> list[int]:
+        """Name the keys of an epoch's deletes that are no columns by now."""
+        schema = self._live().metadata().schema()
+        return [i for i in sorted({i for f in staged.files for i in f.equality_ids}) if schema.findField(i) is None]
+
     def _parse(self, schema: JavaObject) -> Schema:
         return Schema.model_validate_json(self._gateway.schema_parser.toJson(schema))
 
@@ -425,6 +430,7 @@ class IcebergSink:
         if isinstance(outcome, Published):
             # Also when the answer was lost and it was found in the table.
             failpoint(f"{_step(publication)}.after")
+            self._check_landed(staged)
         return outcome
 
     def _change(self, staged: Staged, mark: Mark) -> Change:
@@ -488,12 +494,13 @@ class IcebergSink:
                 change = publishes or self._change(staged, mark)
 
         def check(head: Head) -> None:
-            if isinstance(intent, Publication):
-                self._check_layout(intent.staged)
-            else:
+            if isinstance(intent, Claim):
                 # Here once more: two pipelines may have found the table empty in the same moment.
                 self._check_company()
             fence(head, intent)
+            if isinstance(intent, Publication):
+                # Last: an epoch that has landed already is not said to be written anew.
+                self._check_layout(intent.staged)
 
         return table.commit_fenced(
             self._wanted.pipeline,
@@ -513,20 +520,36 @@ class IcebergSink:
             raise Stopped(
                 f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew"
             )
-        schema = metadata.schema()
         if replaced := self._replaced_columns(staged):
             raise Stopped(
                 f"column {', '.join(replaced)} of {self.target} was dropped and added again since the epoch was written",
                 "start the pipeline again: the epoch is written anew",
             )
-        for equality_id in {i for f in staged.files for i in f.equality_ids}:
-            if schema.findField(equality_id) is None:
-                raise SchemaRefused(
-                    f"key column with field id {equality_id} was dropped from {self.target}",
-                    "add the column back, or write to a new table",
-                )
+        if dropped := self._dropped_keys(staged):
+            raise SchemaRefused(
+                f"key column with field id {dropped[0]} was dropped from {self.target}",
+                "add the column back, or write to a new table",
+            )
         if self._scoped and any(f.equality_ids for f in staged.files):
             check_scope(self.target, len(specs), (), None, ())
+
+    def _check_landed(self, staged: Staged) -> None:
+        """Stop when what was published met other columns than the fence saw: a REST catalog compares the branch, not the schema.
+
+        What the table is by now came with the answer, or with the look for it. Somebody who replaced the column only after the
+        commit is told so, too: the rows are the same.
+        """
+        published = f"epoch {staged.epoch} is published in {self.target}, but in that moment"
+        if dropped := self._dropped_keys(staged):
+            raise SchemaRefused(
+                f"{published} the key column with field id {dropped[0]} was dropped: rows do not replace older ones any more",
+                "load into a new table",
+            )
+        if replaced := self._replaced_columns(staged):
+            raise Stopped(
+                f"{published} column {', '.join(replaced)} was dropped and added again: it is null in the epoch's rows, as in older ones",
+                "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
+            )
 
 
 def _step(intent: Claim | Publication) -> str:
