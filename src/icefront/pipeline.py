@@ -38,7 +38,7 @@ from icefront.core.protocol import (
     release_point,
 )
 from icefront.core.timestamps import ORIGIN, Timestamp
-from icefront.proof.failpoints import armed, failpoint
+from icefront.proof.failpoints import failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -320,6 +320,8 @@ class Lane:
             match outcome:
                 case Published() as published:
                     failpoint("note.before")
+                    # Before it counts: by the log alone, a release up to there comes after this line.
+                    log.debug("published", target=flight.staged.target, frontier=str(published.mark.frontier))
                     self.mark = published.mark
                     self.notes.published(flight.staged, published.snapshot, flight.timings)
                     failpoint("note.after")
@@ -404,8 +406,6 @@ class Run:
         self._lost: IcefrontError | None = None
 
     def __call__(self) -> Result:
-        if strikes := armed():
-            log.warning("failpoints are armed: this run will be hurt", **strikes)
         with ThreadPoolExecutor(WRITERS, "write") as writers:
             try:
                 self._loop(writers)

@@ -122,7 +122,7 @@ class Watched(Project):
 
     def check(self) -> None:
         """All that was ever published is right, and no file of it was touched."""
-        found = self.checker.check(self.released())
+        found = self.checker.check(self.released(), [driver.stderr for driver in self._drivers])
         assert not found, "\n".join(map(str, found))
         assert not self.checker.blind, "the state file could not be read, and staged files were not looked at"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from icefront.core.errors import ConfigError
 from icefront.proof import failpoints
@@ -49,6 +50,24 @@ def test_nothing_is_armed_unless_the_environment_says_so(monkeypatch: pytest.Mon
     assert failpoints.armed() == {}
     monkeypatch.setattr(failpoints, "_armed", parse("note.before=raise@2, write.after=kill"))
     assert failpoints.armed() == {"note.before": "raise", "write.after": "kill"}
+
+
+def test_what_is_armed_is_told_once_before_anything_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with capture_logs() as told:
+        failpoint("settle.before")
+        assert told == []
+        monkeypatch.setenv(failpoints.ENVIRONMENT, "settle.before=raise, note.before=kill")
+        failpoints.arm()
+        try:
+            with pytest.raises(failpoints.FailpointError):
+                failpoint("settle.before")
+            failpoint("settle.before")
+        finally:
+            monkeypatch.undo()
+            failpoints.arm()
+    (line,) = told
+    assert "failpoints are armed" in line["event"]
+    assert (line["settle.before"], line["note.before"]) == ("raise", "kill")
 
 
 def test_a_name_that_nobody_knows_is_an_error_where_it_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:

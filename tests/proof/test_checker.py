@@ -24,6 +24,7 @@ from pyiceberg.typedef import Record
 
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Checker, Kind, Subject, Violation, by_datafusion, second_engine
 from icefront.proof.oracle import replay
+from tests.proof.test_logs import said
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
 NAME = "202604022058072107140000000000000-56087568dba1e6b8-1-72-{:08x}-orders-1.ndjson"
@@ -182,6 +183,8 @@ def test_a_lost_row_and_a_doubled_row_are_found(story: Story):
     (missing,) = story.checker.check()
     assert "1 missing" in missing.found
     story.commit([2], "x", {})
+    (doubled,) = story.checker.check()
+    assert "1 missing, 1 repeated" in doubled.found, "while another program's snapshot is the newest"
     story.epoch()
     (doubled,) = story.checker.check()
     assert "1 missing, 1 repeated" in doubled.found
@@ -219,11 +222,21 @@ def test_a_row_that_another_program_loses_is_found_before_our_next_snapshot(stor
     assert (found.kind, "1 missing" in found.found) == (Kind.ROWS, True)
 
 
-def test_a_foreign_snapshot_that_only_appends_costs_no_reading(story: Story):
+def test_a_snapshot_of_the_foreign_writer_s_that_only_appends_costs_no_reading(story: Story):
     story.epoch()
     story.foreign(FOREIGN + 1)
     assert story.kinds() == []
     assert story.checker.snapshots == 1
+
+
+@pytest.mark.parametrize(("ids", "label"), [([1], {}), ([1, FOREIGN + 1], {FOREIGN_ROWS: str(FOREIGN + 1)})])
+def test_a_row_of_ours_that_another_program_adds_is_found_before_our_next_snapshot(
+    story: Story, ids: list[int], label: dict[str, str]
+):
+    story.epoch()
+    story.commit(ids, None, label)
+    (found,) = story.checker.check()
+    assert (found.kind, "1 repeated" in found.found) == (Kind.ROWS, True)
 
 
 # ── snapshots ──────────────────────────────────────────────────────────────────────────────
@@ -327,6 +340,37 @@ def test_an_epoch_or_a_change_by_a_writer_that_does_not_own_the_table_is_found(s
     assert story.kinds() == [], "it is the owner still"
 
 
+def test_a_claim_by_a_writer_that_is_not_of_a_later_generation_than_the_owner_is_found(story: Story):
+    story.claim("one#1")
+    story.epoch()
+    story.claim("two#2")
+    story.epoch(writer="two#2")
+    assert story.kinds() == []
+    story.claim("one#1")
+    (found,) = story.checker.check()
+    assert (found.kind, found.expected, found.found) == (Kind.WRITER, "the owner two#2, or one of a later generation", "one#1")
+    story.epoch(writer="one#1")
+    assert story.kinds() == [Kind.WRITER], "it owns nothing by that"
+    story.claim("three#2")
+    assert story.kinds() == [Kind.WRITER]
+    story.claim("ten#10")
+    story.claim("ten#10")
+    story.epoch(writer="ten#10")
+    assert story.kinds() == [], "a generation is a number"
+
+
+def test_a_table_that_was_made_anew_has_had_no_owner(story: Story):
+    story.claim("two#2")
+    story.epoch(writer="two#2")
+    assert story.kinds() == []
+    story.catalog.drop_table("t.orders")
+    assert story.kinds() == [Kind.REMOVED]
+    story.catalog.create_table("t.orders", COLUMNS)
+    story.frontier = ORIGIN
+    story.claim("one#1")
+    assert Kind.WRITER not in story.kinds()
+
+
 def test_who_owned_the_table_before_the_first_look_is_not_guessed(story: Story):
     story.claim("one#1")
     story.epoch()
@@ -352,6 +396,15 @@ def test_a_release_above_the_frontier_is_found_and_one_at_the_frontier_is_not(st
     assert story.kinds(released=["1.0000000002"]) == [Kind.RELEASED]
 
 
+def test_a_release_that_was_made_up_for_before_the_look_is_found_by_the_run_s_log(story: Story):
+    story.epoch()
+    published, released = said("published", story.frontier), said("released", story.frontier)
+    assert story.kinds(released=[story.frontier], logs=[published + released]) == []
+    (found,) = story.checker.check([story.frontier], [released + published])
+    assert (found.kind, found.expected, found.found) == (Kind.RELEASED, f"at most {ORIGIN} by then", story.frontier)
+    assert story.kinds(released=[story.frontier], logs=[released + published]) == [], "it is told once"
+
+
 def test_a_release_before_anything_is_published_is_found(story: Story):
     assert story.kinds(released=["1.0000000001"]) == [Kind.RELEASED]
 
@@ -361,19 +414,19 @@ def test_a_file_that_two_snapshots_add_is_found(story: Story):
     story.epoch()
     path = story.load().inspect.files()["file_path"][0].as_py()
     story.load().add_files([path], check_duplicate_files=False)
-    assert story.kinds() == [Kind.ADDED_TWICE]
+    assert story.kinds() == [Kind.ADDED_TWICE, Kind.ROWS]
 
 
 def test_a_file_that_one_snapshot_adds_twice_is_found(story: Story):
     other = story.catalog.create_table("t.other", COLUMNS)
-    other.append(pa.table({"id": [FOREIGN], "v": ["theirs"]}, schema=COLUMNS))
+    other.append(pa.table({"id": [FOREIGN], "v": [None]}, schema=COLUMNS))
     snapshot = other.current_snapshot()
     assert snapshot is not None
     (file,) = (entry.data_file for m in snapshot.manifests(other.io) for entry in m.fetch_manifest_entry(other.io))
     with story.load().transaction() as transaction, transaction.update_snapshot().fast_append() as append:
         append.append_data_file(file)
         append.append_data_file(file)
-    assert story.kinds() == [Kind.ADDED_TWICE]
+    assert story.kinds() == [Kind.ADDED_TWICE, Kind.FOREIGN]
 
 
 def test_an_equality_delete_in_a_table_that_is_published_settled_is_found(story: Story):
@@ -389,7 +442,8 @@ def test_an_equality_delete_in_a_table_that_is_published_settled_is_found(story:
         file_size_in_bytes=file["file_size_in_bytes"],
         equality_ids=[1],
     )
-    with story.load().transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+    label = {FOREIGN_ROWS: ""}  # or it would be read, by an engine that refuses them
+    with story.load().transaction() as transaction, transaction.update_snapshot(label).fast_append() as append:
         append.append_data_file(delete)
     assert story.kinds() == []
     story.checker = Checker(replace(story.checker.subject, settled=True))

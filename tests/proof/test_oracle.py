@@ -206,6 +206,12 @@ MAP = MapType(3, StringType(), 4, LongType(), value_required=False)
         ({"b": [1, None], "a": Decimal("2.50")}, '{"a": 2.50, "b": [1, null]}', StringType()),
         ([1], "[1]", StringType()),
         (3, "3", StringType()),
+        (True, "true", StringType()),
+        ({"a": [True, 1, {}]}, '{"a": [true, 1.0, {}]}', StringType()),
+        (Decimal("-0.0"), -0.0, DoubleType()),
+        (Decimal("-0.0"), -0.0, FloatType()),
+        (0, 0.0, DoubleType()),
+        (Decimal("-0.00"), Decimal("0.00"), DecimalType(5, 2)),
         ("2026-01-02", dt.date(2026, 1, 2), DateType()),
         ("12:30:00.5", dt.time(12, 30, 0, 500_000), TimeType()),
         ("2026-01-02T03:04:05.123456Z", dt.datetime(2026, 1, 2, 3, 4, 5, 123456, UTC), TimestamptzType()),
@@ -242,6 +248,17 @@ def test_equal_values_in_other_clothes_are_equal(must: Any, does: Any, kind: Ice
         ("a", "A", StringType()),
         ({"a": 1}, '{"a": 2}', StringType()),
         ({"a": 1}, "not json", StringType()),
+        ({"a": True}, '{"a": 1}', StringType()),
+        (True, "1", StringType()),
+        (1, "true", StringType()),
+        ([0], "[false]", StringType()),
+        ({}, "[]", StringType()),
+        ([{"a": [1]}], '[{"a": [true]}]', StringType()),
+        (True, 1.0, DoubleType()),
+        (True, Decimal("1.00"), DecimalType(5, 2)),
+        (Decimal("-0.0"), 0.0, DoubleType()),
+        (0, -0.0, DoubleType()),
+        (Decimal("-0.0"), 0.0, FloatType()),
         ("3", 3.0, StringType()),
         ("2026-01-02", dt.date(2026, 1, 3), DateType()),
         ("2026-01-02T03:04:05.123456Z", dt.datetime(2026, 1, 2, 3, 4, 5, 123455, UTC), TimestamptzType()),
@@ -352,6 +369,13 @@ def test_text_that_only_looks_like_the_same_json_is_another_row():
     assert (difference.counts["missing"], difference.counts["extra"]) == (1, 1)
     assert difference.missing == [{"id": 1, "v": "1.0"}]
     assert difference.extra == [{"id": 1, "v": "1.00"}]
+
+
+def test_an_appended_row_with_true_is_not_one_with_1():
+    said = [Said({"id": 1, "v": {"a": True}}, 1, 1), Said({"id": 1, "v": {"a": 1}}, 1, 1)]
+    assert not compare_appended(said, [{"id": 1, "v": '{"a": 1}'}, {"id": 1, "v": '{"a": true}'}], schema(StringType()))
+    difference = compare_appended(said, [{"id": 1, "v": '{"a": 1}'}] * 2, schema(StringType()))
+    assert (difference.counts["missing"], difference.counts["repeated"]) == (1, 1)
 
 
 def test_one_row_in_two_spellings_of_the_feed_is_one_kind_of_row():

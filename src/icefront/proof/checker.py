@@ -4,7 +4,7 @@
     table ─── Spark ───────▶ rows at a snapshot ─┤
     metadata  PyIceberg ───▶ snapshots and files ├─▶ violations
     notes ─── SQLite ──────▶ staged files ───────┤
-    log ───── of the runs ─▶ released frontiers ─┘
+    logs ──── of the runs ─▶ released frontiers ─┘
 
 It looks as often as it is asked to and remembers what it saw: every published snapshot is compared once, and a file that was
 staged or committed has to stay as it was for as long as anything refers to it. What is wrong is a value, not an exception.
@@ -37,6 +37,7 @@ from pyiceberg.table import StaticTable, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from icefront.proof.logs import early_releases
 from icefront.proof.oracle import Difference, Key, Row, compare
 from icefront.proof.trouble import trouble_of
 
@@ -149,14 +150,14 @@ class Checker:
     _forgiven: set[str] = field(default_factory=set)
     _manifests: dict[str, Sequence[_Entry]] = field(default_factory=dict)
 
-    def check(self, released: Iterable[str] = ()) -> Sequence[Violation]:
+    def check(self, released: Iterable[str] = (), logs: Iterable[str] = ()) -> Sequence[Violation]:
         """Look at everything that is new, and at all files; return what was not known before.
 
-        `released` are printed frontiers that runs have released before this was called.
+        `released` are printed frontiers that runs have released before this was called; `logs` what each run has said so far, all of it.
         """
         before = len(self.violations)
         self._read_notes()
-        for violation in self._found(released):
+        for violation in (*_early(logs), *self._found(released)):
             if violation not in self.violations:
                 self.violations.append(violation)
         return self.violations[before:]
@@ -238,22 +239,27 @@ class Checker:
         if said.get("icefront.pipeline") != self.subject.pipeline or "icefront.upkeep" in said:
             passed = replace(before, foreign=(before.foreign | appended) - removed)
             self._passed[snapshot.snapshot_id] = passed
-            if "icefront.upkeep" in said or not _appends(snapshot):
-                # Upkeep, ours or another's, must change no row of ours. What only appends can lose none.
+            if "icefront.upkeep" in said or not _names_what_it_appends(snapshot, appended):
+                # Upkeep, ours or another's, must change no row of ours, and another program's append must add none. The foreign
+                # writer appends all the time: its snapshots, where each row is one whose key it names, are not read for themselves.
+                # Should it have lied about a key, the next snapshot that is read lacks that one.
                 yield from self._rows_at(table, snapshot, _print(passed.frontier), passed.foreign)
             return
         frontier, writer = _at(said["icefront.frontier"]), said["icefront.writer"]
         epoch, changes = said["icefront.epoch-id"], "icefront.change" in said
         claims = "icefront.claim" in said and not changes
+        owns = writer == before.owner or not before.owner
+        takes = claims and (owns or _generation(writer) > _generation(before.owner))
         self._passed[snapshot.snapshot_id] = replace(
             before,
             frontier=frontier,
-            owner=writer if claims else before.owner,
+            owner=writer if takes else before.owner,
             writer=writer,
             epoch=before.epoch or epoch if "icefront.claim" in said else epoch,
         )
-        if not claims and writer != before.owner and before.owner:
-            yield Violation(Kind.WRITER, where, f"the owner {before.owner}", writer)
+        if not (owns or takes):
+            expected = f"the owner {before.owner}" + (", or one of a later generation" if claims else "")
+            yield Violation(Kind.WRITER, where, expected, writer)
         if frontier < before.frontier:
             yield Violation(Kind.BACK, where, f"a frontier of at least {_print(before.frontier)}", _print(frontier))
         if "icefront.claim" in said:
@@ -414,8 +420,24 @@ class _Entry:
     equality: bool
 
 
-def _appends(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation is Operation.APPEND
+def _names_what_it_appends(snapshot: Snapshot, named: frozenset[int]) -> bool:
+    """Whether this is the foreign writer's: it only appends, as many rows as it names keys."""
+    said = snapshot.summary
+    if said is None or said.operation is not Operation.APPEND:
+        return False
+    return FOREIGN_ROWS in said.additional_properties and int(said.additional_properties.get("added-records", 0)) == len(named)
+
+
+def _generation(writer: str) -> int:
+    """Each writer that takes a table over is of a later generation than its owner; it ends the writer's name."""
+    return int(writer.rpartition("#")[2])
+
+
+def _early(logs: Iterable[str]) -> Iterator[Violation]:
+    """Whenever the looks are: a run may have released too early and published before the next of them."""
+    for log in logs:
+        for released, reached in early_releases(log):
+            yield Violation(Kind.RELEASED, "the source, by its run's log", f"at most {_print(reached)} by then", released)
 
 
 def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -> Iterator[Violation]:

@@ -6,6 +6,8 @@ Off by default and then free: one look at an empty mapping. Armed through the en
 
     kill    SIGKILL to this process        pause   SIGSTOP to this process
     raise   an exception                   delay:S sleep S seconds
+
+Whoever comes to the first of them in an armed process is told so in its log: nobody should be hurt unawares.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+import structlog
+
 from icefront.core.errors import ConfigError
 
+log = structlog.get_logger(__name__)
 ENVIRONMENT = "ICEFRONT_FAILPOINTS"
 OF_A_RUN: Mapping[str, str] = {
-    "observe.before": "S0: the source was not asked yet",
+    "observe.before": "S0: the source is about to be asked what is resolved, also once more where it did not answer",
     "observe.after": "S0: the source said what is resolved",
     "table.before": "a new table is about to be created",
     "table.after": "the table exists, without a mark",
@@ -99,19 +104,21 @@ def _is_action(action: str) -> bool:
 
 
 _armed: dict[str, _Armed] = {}
+_passed = count()
+"""Counts passings of any of them; of several threads one is the first."""
 
 
 def arm() -> None:
     """Arm what the environment names, and nothing else."""
-    global _armed  # noqa: PLW0603 — the one place that sets it
-    _armed = parse(os.environ.get(ENVIRONMENT, ""))
+    global _armed, _passed
+    _armed, _passed = parse(os.environ.get(ENVIRONMENT, "")), count()
 
 
 arm()
 
 
 def armed() -> Mapping[str, str]:
-    """Name what is armed, with its action: nobody should meet it unawares."""
+    """Name what is armed, with its action."""
     return {name: one.action for name, one in _armed.items()}
 
 
@@ -121,6 +128,8 @@ def failpoint(name: str) -> None:
         return
     if name not in FAILPOINTS:
         raise FailpointError(f"{name} is no failpoint that could be armed")
+    if next(_passed) == 0:
+        log.warning("failpoints are armed: this process will be hurt", **armed())
     one = _armed.get(name)
     if one is not None and next(one.passed) in one.passings:
         _strike(name, one.action)

@@ -357,7 +357,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
+    """Make JSON hashable, and equal where it means the same: 1 is 1.0, and not true as it is for Python."""
     match value:
+        case bool():
+            return bool, value
         case dict():
             return frozenset((name, _frozen(item)) for name, item in value.items())
         case list():
@@ -380,7 +383,9 @@ def _equal(must: Any, does: Any, kind: IcebergType) -> bool:
     match kind:
         case StringType():
             # JSON that is no string stands as its text, in whatever spelling.
-            return bool(must == does if isinstance(must, str) else json.loads(does, parse_float=Decimal) == must)
+            return bool(
+                must == does if isinstance(must, str) else _frozen(json.loads(does, parse_float=Decimal)) == _frozen(must)
+            )
         case ListType(element_type=element):
             return len(must) == len(does) and all(_same(m, d, element) for m, d in zip(must, does, strict=True))
         case MapType(key_type=key, value_type=inner):
@@ -413,13 +418,20 @@ def _integer(value: Any, _: IcebergType) -> int:
 
 
 def _float(value: Any, kind: IcebergType) -> float | str:
+    """Zeros with and without a sign are two values. JSON's -0 is an integer to every reader, and has none; -0.0 has one."""
+    if isinstance(value, bool):
+        raise TypeError(value)
     number = float(value)
     if isinstance(kind, FloatType):
         (number,) = struct.unpack("f", struct.pack("f", number))
+    if number == 0:
+        return str(number)
     return "NaN" if number != number else number  # noqa: PLR0124 - NaN is the one that differs
 
 
 def _decimal(value: Any, _: IcebergType) -> Decimal:
+    if isinstance(value, bool):
+        raise TypeError(value)
     try:
         return Decimal(value if isinstance(value, str | int | Decimal) else str(value))
     except InvalidOperation as error:

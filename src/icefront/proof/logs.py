@@ -1,0 +1,47 @@
+"""What a run's log says, line by line: where each target was when the source was released.
+
+    claimed orders 10 ─▶ published orders 20 ─▶ released 20      as it should be
+    claimed orders 10 ─▶ released 20 ─▶ published orders 20      too early, though the table is right in the end
+
+A run logs what it published when it knows that it did and before that counts for a release, and a release when it is done: a line that
+comes too late is a deed that came too late. Written with `--log json -v`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+At = tuple[int, int]
+_TOLD = tuple(f'"event": "{event}"' for event in ("claimed", "published", "released"))
+
+
+def early_releases(log: str) -> Iterator[tuple[str, At]]:
+    """Find the releases above what the run had said by then, with that: what it had published, or found in the mark that it claimed.
+
+    Of several targets the least counts. A target that has no table yet has said nothing, and holds nothing back.
+    Logs of other runs do not matter: whatever was published before this one, its claim says.
+    """
+    reached: dict[str, At] = {}
+    for said in _lines(log):
+        at = _at(said["frontier"])
+        match said["event"]:
+            case "claimed":
+                reached[said["table"]] = at
+            case "published":
+                reached[said["target"]] = at
+            case _ if at > (least := min(reached.values(), default=(0, 0))):
+                yield said["frontier"], least
+
+
+def _lines(log: str) -> Iterator[dict[str, Any]]:
+    """Read the lines that matter. The last one may be half written, by a run that lives or was killed."""
+    for line in log.split("\n")[:-1]:
+        if any(told in line for told in _TOLD):
+            yield json.loads(line)
+
+
+def _at(printed: str) -> At:
+    wall, _, logical = printed.partition(".")
+    return int(wall), int(logical)
