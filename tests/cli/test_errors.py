@@ -1,5 +1,6 @@
 """Errors end commands with one sentence, a next step and a code; never with a traceback, never with a secret."""
 
+import errno
 import logging
 import re
 from pathlib import Path
@@ -55,6 +56,11 @@ def test_an_unexpected_error_is_short_and_says_where_the_traceback_is():
     path = Path(file[1])
     assert "ZeroDivisionError: by nothing" in path.read_text()
     path.unlink()
+
+
+def test_a_reader_that_has_gone_is_no_defect():
+    result = CliRunner().invoke(app_that_raises(BrokenPipeError(errno.EPIPE, "Broken pipe")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "")
 
 
 def test_debug_shows_the_traceback():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -124,6 +125,7 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     assert report["violations"] == report["not_struck_enough"] == []
     assert report["faults"].keys() == kinds
     assert all(report["faults"].values())
+    assert sum(report["lives_cut_short"].values()) <= report["lives"] / 2, report["lives_cut_short"]
     assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
     assert not list(folder.glob("icefront-prove-*"))
@@ -146,6 +148,17 @@ def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_sur
 @pytest.mark.long
 def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(folder: Path) -> None:
     survives(folder, set(kinds(rest=False)), "--seed", "21")
+
+
+def test_a_few_seconds_of_it_as_people_start_it_are_survived(folder: Path) -> None:
+    """Nothing stands between: its runs are executed, its catalog is the embedded one. Its time allows few lives."""
+    with proving(folder, [*PROGRAM, "prove", "--minutes", "0.1", "--seed", "5"]) as process:
+        out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, (out, err)
+    assert " 0 violations" in out
+    assert re.search(r"^engines: Spark \S+, DataFusion \S+$", out, re.MULTILINE)
+    assert re.search(r"^What was struck held in \d+ s. To repeat: icefront prove --minutes 0.1 --seed 5$", out, re.MULTILINE)
+    assert not list(folder.glob("icefront-prove-*"))
 
 
 def sabotaged(folder: Path, switch: str, *, seed: int, life: str = "") -> Sequence[Mapping[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 import time
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from icefront.proof import faults
-from icefront.proof.harness import FENCED, Process, executed
+from icefront.proof.harness import FENCED, UNREACHABLE, Process, executed, wait_until
+from icefront.proof.proxy import FaultProxy
 from icefront.proof.scene import Broken, Cut, Lake, Scene
+from icefront.proof.sessions import kill_session
 
 ICEBERG = "org.apache.iceberg.exceptions"
 
@@ -318,6 +321,48 @@ def test_one_that_is_refused_a_moment_later_did_not_go_on(stage: Scene, monkeypa
     with pytest.raises(Broken, match="all were refused"):
         faults._the_one_that_goes_on(stage, runs)
     assert refused.code == FENCED
+
+
+def test_a_run_that_lost_the_catalog_is_cut_short_only_where_the_proxy_came_between(stage: Scene) -> None:
+    """Before it began is not enough: what it lost then is a defect of its own."""
+    proxy = FaultProxy("http://127.0.0.1:9")
+    stage.lake.proxy = proxy
+    proxy.harm = 3
+    lost, later = played(stage, UNREACHABLE, UNREACHABLE)
+    stage._harm = {lost: 3, later: 2}
+    with pytest.raises(Broken, match="expected an end with 4, found 3"):
+        stage.expect(lost, FENCED)
+    with pytest.raises(Cut, match="could not reach the catalog"):
+        stage.expect(later, FENCED)
+    stage.expect(lost, UNREACHABLE)
+
+
+def test_a_killed_run_whose_jvm_lives_on_may_still_commit_what_is_staged(stage: Scene, tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    shutil.copy(shutil.which("sleep") or "", java)
+
+    def begin(_command: Sequence[str], *rest: Any) -> Process:
+        return executed(["sh", "-c", f"{java} 600 & exit 0"], *rest)
+
+    stage.by = begin
+    with stage.launch({}) as run:
+        run.expect(0)
+        wait_until(run.jvm)
+        assert not stage.deserted
+        kill_session(run.pid)
+        assert stage.deserted
+
+
+def test_before_a_staged_file_is_lost_late_commits_arrive(stage: Scene) -> None:
+    called: list[str] = []
+    met: Any = SimpleNamespace(
+        lake=SimpleNamespace(proxy=SimpleNamespace(release=lambda: called.append("release"))),
+        check=lambda: called.append("check"),
+        state=stage.state,
+        deserted=True,
+    )
+    assert not faults.BLOWS["staged-lost"].strike(met)
+    assert called == ["release", "check"]
 
 
 def test_a_zombie_counts_when_it_is_refused_and_not_before(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

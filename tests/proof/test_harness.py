@@ -71,6 +71,7 @@ def test_where_the_environment_names_a_spark_it_is_that_one_and_classes_are_its_
     theirs = tmp_path / "theirs"
     for part in ("bin", "jars"):
         (theirs / part).mkdir(parents=True)
+    (theirs / "bin" / "spark-submit").touch()
     monkeypatch.setenv("SPARK_HOME", str(theirs))
     assert harness.spark_home() == theirs
     assert harness._archive() != usual

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from icefront.cli import proving
 from icefront.cli.proving import exit_code
 from icefront.core.errors import ConnectionFailed
 from icefront.proof.checker import Violation
-from icefront.proof.faults import AFTER_COMMIT, BEFORE_COMMIT, FIRST, LIVES
-from icefront.proof.prove import Prove, Report, _came, kinds, needed
+from icefront.proof.faults import AFTER_COMMIT, BEFORE_COMMIT, FIRST, LIVES, Fault
+from icefront.proof.prove import Prove, _came, kinds
 from icefront.proof.proxy import Request, Strike
+from icefront.proof.report import Report, needed
 from icefront.proof.scene import TABLES, Cut, Scene
 
 ROOT = Path(__file__).parent.parent.parent
@@ -53,7 +55,7 @@ def test_the_command_that_repeats_it_names_the_catalog(uri: str | None, where: s
 
 
 class Told:
-    """`proof.prove.Display`: what is told of each life, and of the blows in it."""
+    """`proof.report.Display`: what is told of each life, and of the blows in it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -211,6 +213,41 @@ def test_the_summary_says_why_no_second_engine_was_run(capsys: pytest.CaptureFix
     proving._summary(replace(report(3), engines=["Spark 4"], why_not="datafusion is not installed"))
     why = "(no second engine has read the tables: datafusion is not installed; "
     assert f'engines: Spark 4 {why}pip install "icefront[prove]")' in capsys.readouterr().out
+
+
+def test_the_summary_says_what_was_cut_short_and_what_came_late(capsys: pytest.CaptureFixture[str]) -> None:
+    done = replace(report(3), cut=Counter(zombie=2, drained=1), late=Counter({True: 3, False: 4}))
+    proving._summary(done)
+    printed = capsys.readouterr().out
+    assert "7 requests came late to the catalog: 3 were applied then, the others refused" in printed
+    assert "cut short, since a run lost the catalog after requests were struck: drained 1, zombie 2" in printed
+    assert done.to_dict()["lives_cut_short"] == {"drained": 1, "zombie": 2}
+    assert done.to_dict()["late_requests"] == {"applied": 3, "refused": 4}
+
+
+def test_after_every_life_everything_is_looked_at_before_the_next_blow(tmp_path: Path) -> None:
+    """What a killed run has staged is not known any more once the state file is gone."""
+    done: list[str] = []
+    scene: Any = SimpleNamespace(
+        lake=SimpleNamespace(proxy=None),
+        strike=lambda: done.append("blow"),
+        check=lambda: done.append("look"),
+        abandon=lambda: done.append("abandon"),
+    )
+    prove = Prove(tmp_path, Told(), minutes=3, seed=7)
+    prove._count = lambda: None
+
+    def life(_: object) -> bool:
+        done.append("life")
+        return True
+
+    def cut(_: object) -> bool:
+        raise Cut("the catalog was not to be reached")
+
+    assert prove._live(scene, Fault("one", "", life))
+    assert not prove._live(scene, Fault("other", "", cut))
+    assert done == ["blow", "life", "look", "blow", "abandon", "look"]
+    assert prove.report.cut == {"other": 1}
 
 
 def test_what_is_no_terminal_gets_a_line_per_life(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import shutil
 import signal
+import socket
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +24,10 @@ from icefront.cli.proving import exit_code
 from icefront.core.errors import ConnectionFailed
 from icefront.proof import trouble
 from icefront.proof.checker import Kind, Violation
-from icefront.proof.prove import Prove, Report
-from icefront.proof.scene import Broken
+from icefront.proof.harness import spark_home
+from icefront.proof.prove import Prove
+from icefront.proof.report import Report
+from icefront.proof.scene import Broken, Lake
 from tests.cli.projects import icefront
 
 NOBODY = "http://127.0.0.1:9"
@@ -38,8 +42,8 @@ class Played:
     named: list[str]
     dropped: list[str]
 
-    def __init__(self, folder: Path, name: str, *_: Any) -> None:
-        self.folder, self.name = folder, name
+    def __init__(self, folder: Path, name: str, _rng: Random, lake: Lake, *_: Any) -> None:
+        self.folder, self.name, self.lake = folder, name, lake
         self.checker = SimpleNamespace(violations=[], check=list)
         folder.mkdir()
         Played.named.append(name)
@@ -94,6 +98,10 @@ def test_a_scene_that_ends_in_an_error_is_a_violation_with_its_folder(proves: Pr
     ("end", "log", "said"),
     [
         (FULL, "", "a disk is full: [Errno 28] No space left on device"),
+        (OSError(errno.EMFILE, "Too many open files"), "", "this machine is out of open files: OSError: [Errno 24]"),
+        (BlockingIOError(errno.EAGAIN, "fork"), "", "this machine is out of processes or memory: BlockingIOError"),
+        (MemoryError(), "", "this machine is out of memory: MemoryError"),
+        (requests.ReadTimeout("silence"), "", "the catalog does not answer any more: ReadTimeout: silence"),
         (requests.ConnectionError("refused"), "", "the catalog does not answer any more: ConnectionError: refused"),
         (Broken(EXIT), "error: a disk is full: No space left on device", "a disk is full: error: a disk is full"),
     ],
@@ -129,6 +137,40 @@ def test_runs_that_fail_on_a_disk_without_room_say_nothing_about_the_table(
     assert exit_code(proves(Broken(EXIT))) == 3
 
 
+def test_runs_that_fail_where_the_system_kills_for_memory_say_nothing_about_the_table(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = trouble.killed_for_memory()
+    monkeypatch.setattr(trouble, "killed_for_memory", lambda: before + 2)
+    done = proves(Broken(EXIT))
+    assert (exit_code(done), done.violations) == (3, [])
+    assert "the system has killed 2 processes" in str(done.error)
+
+
+def test_a_session_of_our_own_that_lost_its_jvm_says_nothing_about_the_table(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it take the report with it: stopping such a session fails."""
+    ended = SimpleNamespace(_gateway=SimpleNamespace(proc=SimpleNamespace(poll=lambda: 137)))
+
+    def stop() -> None:
+        raise ConnectionRefusedError
+
+    def begin(lake: Lake) -> None:
+        lake.__dict__["spark"] = SimpleNamespace(sparkContext=ended, stop=stop)
+
+    made = Played.__init__
+
+    def with_session(scene: Played, *given: Any) -> None:
+        made(scene, *given)
+        begin(scene.lake)
+
+    monkeypatch.setattr(Played, "__init__", with_session)
+    done = proves(ConnectionResetError("by the JVM"))
+    assert (exit_code(done), done.violations, done.epochs) == (3, [], 7)
+    assert "the JVM that reads the tables has ended with 137" in str(done.error)
+
+
 def test_runs_that_fail_while_the_catalog_is_away_say_nothing_about_the_table(proves: Proves) -> None:
     assert exit_code(proves(Broken(EXIT))) == 7, "an embedded catalog is never away"
     done = proves(Broken(EXIT), uri=NOBODY)
@@ -139,6 +181,38 @@ def test_runs_that_fail_while_the_catalog_is_away_say_nothing_about_the_table(pr
 @pytest.mark.parametrize("log", ["", "No space left on device"])
 def test_what_was_seen_in_the_table_itself_is_a_violation_in_all_circumstances(proves: Proves, log: str) -> None:
     assert proves(Broken(GAP), log, uri=NOBODY).violations == [GAP]
+
+
+class Unheard(proving.Screen):
+    """A display whose reader has gone."""
+
+    def lived(self, *_: Any) -> None:
+        raise BrokenPipeError
+
+
+def test_when_nobody_reads_on_it_ends_as_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Played.named, Played.dropped = [], []
+    monkeypatch.setattr("icefront.proof.prove.Scene", Played)
+    monkeypatch.setattr(Prove, "_add", lambda *_: None)
+    monkeypatch.setattr(Prove, "_play", lambda prove, _: prove._tell("a life"))
+    done = Prove(tmp_path, Unheard(quiet=True), minutes=1, seed=1)()
+    assert (exit_code(done), done.interrupted, done.violations) == (130, True, [])
+    assert Played.dropped == Played.named
+
+
+def test_ctrl_c_while_runs_are_ended_is_heeded_when_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more pressed, it would leave runs behind, or half of a folder."""
+    proof = Prove(tmp_path, proving.Screen(quiet=True), minutes=1, seed=1)
+    Played.named, Played.dropped = [], []
+    monkeypatch.setattr("icefront.proof.prove.Scene", Played)
+    monkeypatch.setattr(Prove, "_add", lambda *_: None)
+    monkeypatch.setattr(Prove, "_play", lambda prove, _: prove._heed())
+    monkeypatch.setattr(Played, "__exit__", lambda *_: proof.interrupt())
+    done = proof()
+    assert done.interrupted
+    assert done.scenes == 2, "the second one begins, and heeds what came in the end of the first"
+    assert Played.dropped == Played.named
+    proof.interrupt()
 
 
 # ── what is left in a catalog of the user's ────────────────────────────────────────────────
@@ -178,6 +252,15 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=trouble.ROOM - 1))
 
 
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble, "MEMORY", 10**15)
+
+
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/nonexistent")
+    spark_home.cache_clear()
+
+
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: not path.is_relative_to("/proc") and exists(path))
@@ -192,6 +275,8 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, ["--catalog", "rest", "--uri", NOBODY], 3, f"the catalog at {NOBODY} cannot be used: ConnectionError"),
         (no_java, [], 2, "/nonexistent"),
         (no_room, [], 3, "1,000 MB left, and a proof needs 1,000 MB"),
+        (no_memory, [], 3, "GB are free, and a proof needs 1,000,000.0 GB"),
+        (no_spark, [], 2, "SPARK_HOME is /nonexistent, and there is no bin/spark-submit in it"),
         (no_processes, [], 2, "this system has no /proc"),
     ],
 )
@@ -214,6 +299,14 @@ def test_what_cannot_be_proved_here_is_refused_before_anything_is_made(
     refused = icefront("prove", *arguments)
     assert (refused.exit_code, said in refused.stderr) == (code, True), refused.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_catalog_that_takes_connections_and_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble, "ANSWER", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionFailed, match=f"the catalog at {uri} cannot be used: ReadTimeout"):
+            trouble.reach(uri)
 
 
 # ── how it ends ────────────────────────────────────────────────────────────────────────────

@@ -151,7 +151,7 @@ def test_late_requests_arrive_in_order_when_they_are_released(proxy: FaultProxy,
 
 
 def test_late_requests_arrive_by_themselves_after_a_delay(catalog: Catalog) -> None:
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=0.01) as proxy:
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: 0.01) as proxy:
         proxy.arm("late-closed")
         with pytest.raises(http.client.RemoteDisconnected):
             ask(proxy)
@@ -195,3 +195,24 @@ def test_of_two_faults_that_are_due_at_once_the_second_waits_for_the_next_reques
     proxy.arm("500-before")
     proxy.arm("502-before")
     assert [ask(proxy)[0] for _ in range(3)] == [500, 502, 200]
+
+
+@pytest.mark.parametrize("path", ["", "/iceberg", "/api/catalog", "/v1"])
+def test_a_catalog_may_have_a_path_of_its_own(path: str) -> None:
+    table, others = f"{path}{TABLE}", ("", "/metrics", "/../config")
+    assert commits(Request("POST", table, {}, b""))
+    assert loads(Request("GET", f"{table}?snapshots=all", {}, b""))
+    assert not any(commits(Request("POST", f"{path}/v1/namespaces{other}", {}, b"")) for other in others)
+    assert not commits(Request("POST", f"{table}/metrics", {}, b""))
+
+
+def test_its_harm_is_what_it_struck_and_what_it_sent_late(catalog: Catalog) -> None:
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}") as proxy:
+        proxy.arm("late-504")
+        assert proxy.harm == 0
+        ask(proxy, body=b"one")
+        assert proxy.harm == 1
+        proxy.release()
+        assert proxy.harm == 2
+        ask(proxy, body=b"two")
+        assert proxy.harm == 2

@@ -33,6 +33,8 @@ class Commands(TyperGroup):
                 tell(masked(traceback.format_exc()))
             tell_error(error)
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            raise  # nobody reads on, as behind `| head`: typer ends it quietly
         except KeyboardInterrupt:
             tell("interrupted")
             raise typer.Exit(INTERRUPTED) from None

@@ -24,8 +24,9 @@ from icefront.cli import show
 from icefront.cli.errors import INTERRUPTED, tell
 from icefront.core.errors import UNEXPECTED, ConfigError
 from icefront.proof.harness import class_archive, has_class_archive
-from icefront.proof.prove import OVERTIME, Prove, Report, needed
-from icefront.proof.trouble import check_room, check_system, reach
+from icefront.proof.prove import OVERTIME, Prove
+from icefront.proof.report import Report, needed
+from icefront.proof.trouble import check_memory, check_room, check_system, reach
 
 VIOLATED = 7
 
@@ -42,15 +43,17 @@ def prove(
         tell(f"seed {chosen}")  # at once: whatever ends this, the run can be repeated
     with _folder() as folder, Screen(quiet=as_json) as screen:
         proof = Prove(folder, screen, minutes=minutes, seed=chosen, uri=uri, keep=keep)
-        # Runs are ended on the way out: ask to be terminated and we leave the way Ctrl-C does.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # Runs are ended on the way out: ask to be terminated, or close the terminal, and we leave the way Ctrl-C does.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: proof.interrupt())
         report = proof()
-    _clean_up(report, folder, keep=keep)
-    if as_json:
-        show.print_json(report.to_dict())
-    else:
-        _summary(report)
+    try:
+        if as_json:
+            show.print_json(report.to_dict())
+        else:
+            _summary(report)
+    finally:
+        _clean_up(report, folder, keep=keep)
     code = exit_code(report)
     if report.error is not None and code == report.error.exit_code:
         raise report.error
@@ -107,13 +110,15 @@ def _check(minutes: float, catalog: str, uri: str | None) -> None:
         raise ConfigError("PySpark is not installed", 'pip install "icefront[spark,prove]"')
     check_system()
     check_room(Path(tempfile.gettempdir()))
+    check_memory()
     if uri is not None:
-        reach(uri)
+        with show.waiting(f"asking the catalog at {uri}"):
+            reach(uri)
 
 
 # ── while it runs ──────────────────────────────────────────────────────────────────────────
 class Screen:
-    """`proof.prove.Display`: numbers that move on a terminal, one line per life elsewhere."""
+    """`proof.report.Display`: numbers that move on a terminal, one line per life elsewhere."""
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._quiet = quiet
@@ -200,6 +205,11 @@ def _summary(report: Report) -> None:
     show.say(f"runs were hurt at: {places or 'no failpoint'}")
     show.say(f"{report.changes:,} changes in {report.scenes} scenes and {report.lives} lives of runs: {_numbers(report)}")
     show.say(f"runs committed {report.upkeep:,} times for upkeep")
+    if late := report.late.total():
+        show.say(f"{late:,} requests came late to the catalog: {report.late[True]:,} were applied then, the others refused")
+    if report.cut:
+        lives = ", ".join(f"{life} {times}" for life, times in sorted(report.cut.items()))
+        show.say(f"cut short, since a run lost the catalog after requests were struck: {lives}")
     show.say(f"engines: {', '.join(report.engines) or 'none got to the end'}{_only_spark(report)}")
     if report.blind:
         show.say(f"{report.blind:,} looks without new staged files: the state file was damaged or gone at that moment")

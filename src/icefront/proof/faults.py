@@ -469,6 +469,8 @@ def _state_restored(scene: Scene) -> bool:
 
 @_in(BLOWS, "staged-lost", "a file that is staged and not published is deleted while no run lives, as an orphan")
 def _staged_lost(scene: Scene) -> bool:
+    if scene.lake.proxy is not None:
+        scene.lake.proxy.release()  # a commit that is late may have it in its hands
     scene.check()
     staged = [path for path in files_of(staged_notes(scene.state) or ()) if not scene.checker.committed(path)]
     orphans = sorted(path for path in staged if Path(urlsplit(path).path).exists())
@@ -561,6 +563,8 @@ def _expiry(scene: Scene) -> bool:
     keep, by = scene.rng.randint(1, 3), scene.rng.choice((_by_a_procedure, _by_upkeep))
     if scene.rivals:
         return False  # what they publish now could expire unseen
+    if not scene.deserted:
+        keep += 2  # the JVM of a run that stands still may have a publish and an upkeep under way
     scene.check()  # what expires now is seen for the last time
     before = scene.snapshots()
     return by(scene, keep) and not before <= scene.snapshots()

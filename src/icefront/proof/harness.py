@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
-from icefront.core.errors import ConnectionFailed, FencedOut, Stopped
+from icefront.core.errors import ConfigError, ConnectionFailed, FencedOut, Stopped
 from icefront.proof import sessions
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.sessions import kill_session, processes, processor_time, stands_still, watch
@@ -58,7 +58,8 @@ _UNUSED_PARTS = re.compile(
     r"|datanucleus|derby|hive-(?!storage-api)|kubernetes|vertx"
 )
 """Machine learning, graphs, Hive, Connect, and the clusters of others."""
-_MADE_HERE = re.compile(r"classes-[0-9a-f]{12}\.jsa|spark-[0-9a-f]{12}")
+_MAKING = "making-"
+_MADE_HERE = re.compile(rf"classes-[0-9a-f]{{12}}\.jsa|spark-[0-9a-f]{{12}}|{_MAKING}.*")
 _UNUSED = 30 * 86400.0
 """Seconds after which what no process has asked for is removed."""
 _ONLY_HERE = {"spark.jars": "", "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"}
@@ -109,7 +110,12 @@ class Driver:
         self._out.touch()
         self._err.touch()
         self._process = begin(command, folder, environment, self._out, self._err)
-        self._watchdog = watch(self.pid)
+        try:
+            self._watchdog = watch(self.pid)
+        except BaseException:  # Ctrl-C, too: nobody else knows of it yet
+            self._process.kill()
+            kill_session(self.pid)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -355,13 +361,18 @@ def spark_home() -> Path:
     Wherever it finds Spark's machine learning, every session registers its functions: a quarter of what a JVM does in a short run.
     """
     if home := os.environ.get("SPARK_HOME"):
+        if not Path(home, "bin", "spark-submit").exists():
+            raise ConfigError(
+                f"SPARK_HOME is {home}, and there is no bin/spark-submit in it",
+                "name a Spark's folder, or unset it: PySpark has its own",
+            )
         return Path(home)
     theirs = _pyspark()
     used = [jar for jar in sorted((theirs / "jars").glob("*.jar")) if not _UNUSED_PARTS.match(jar.name)]
     ours = _cache() / f"spark-{_digest(*map(str, used))}"
     if not ours.exists():
         ours.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=ours.parent) as folder:
+        with tempfile.TemporaryDirectory(dir=ours.parent, prefix=_MAKING) as folder:
             made = Path(folder, "spark")
             (made / "jars").mkdir(parents=True)
             for part in (theirs / "bin", theirs / "python"):
@@ -404,7 +415,7 @@ def class_archive() -> Path:
     with archive.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one makes them, the others wait
         if not archive.exists():
-            with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+            with tempfile.TemporaryDirectory(dir=archive.parent, prefix=_MAKING) as folder:
                 _train(Path(folder), made := Path(folder, "classes.jsa"))
                 made.replace(archive)
     _remove_unused(archive, spark_home())

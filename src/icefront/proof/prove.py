@@ -15,14 +15,12 @@ import shutil
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from shlex import quote
-from typing import Any, Protocol
 from uuid import uuid4
 
 from icefront.core.errors import IcefrontError
@@ -30,22 +28,19 @@ from icefront.proof.checker import Engine, Kind, Violation, by_datafusion, secon
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
 from icefront.proof.harness import PROGRAM, Begin, executed
 from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
+from icefront.proof.report import Display, Report
 from icefront.proof.scene import Broken, Cut, Lake, Scene
-from icefront.proof.trouble import look_around, trouble_of
+from icefront.proof.trouble import killed_for_memory, look_around, trouble_of
 
 OVERTIME = 6.0
 """A run that has not struck with every kind goes on for up to so many times its minutes."""
 DOUBTFUL = {Kind.UNREADABLE, "exit", "stuck", "behind"}
 """Violations that a full disk or a lost catalog explains as well; all others are seen in the table itself."""
-_LATE = 2.0
+_LATE = (0.02, 0.3, 2.0)
+"""Seconds after which a late request goes out: before its client has looked what came of it, before it sends another one, after that."""
 _LAST_RUNS = 3
 _PROXY_FAULTS = 3
 """How many requests are struck during each life."""
-
-
-def needed(minutes: float) -> int:
-    """Say how often every kind has to be struck: once in three minutes, then once for every ten."""
-    return 0 if minutes < 3 else max(1, int(minutes / 10))
 
 
 def kinds(*, rest: bool) -> Mapping[str, str]:
@@ -58,98 +53,7 @@ def _lives(*, rest: bool) -> Sequence[Fault]:
     return [life for life in LIVES.values() if not (rest and life.embedded)]
 
 
-# ── what came of it ────────────────────────────────────────────────────────────────────────
-@dataclass(slots=True)
-class Report:
-    """What was done and seen so far."""
-
-    seed: int
-    minutes: float
-    catalog: str
-    kinds: Mapping[str, str]
-    """Every kind with a line about it."""
-    struck: Counter[str] = field(default_factory=Counter)
-    places: Counter[str] = field(default_factory=Counter)
-    scenes: int = 0
-    lives: int = 0
-    epochs: int = 0
-    changes: int = 0
-    snapshots: int = 0
-    rows: int = 0
-    upkeep: int = 0
-    """Commits of upkeep by the runs themselves."""
-    blind: int = 0
-    """At how many looks the state file was damaged or gone: files that were staged since the look before were not seen."""
-    violations: list[Violation] = field(default_factory=list)
-    during: str = ""
-    """The life that is being played, or in which something was found."""
-    engines: list[str] = field(default_factory=list)
-    why_not: str = ""
-    """Why the second engine was not run."""
-    seconds: float = 0.0
-    interrupted: bool = False
-    error: IcefrontError | None = None
-    """What ended it that is not the table's: a full disk, a catalog that is away."""
-    uri: str | None = None
-    left: list[str] = field(default_factory=list)
-    """The namespaces that stay in the user's own catalog."""
-
-    @property
-    def missing(self) -> Sequence[str]:
-        """Name the kinds that were not struck often enough."""
-        return [kind for kind in self.kinds if self.struck[kind] < needed(self.minutes)]
-
-    @property
-    def never(self) -> Sequence[str]:
-        """Name the kinds that were not struck at all; under three minutes none has to be."""
-        return [kind for kind in self.kinds if not self.struck[kind]]
-
-    @property
-    def command(self) -> str:
-        where = f" --catalog rest --uri {quote(self.uri)}" if self.uri else ""
-        return f"icefront prove --minutes {self.minutes:g} --seed {self.seed}{where}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "command": self.command,
-            "catalog": self.catalog,
-            "minutes": self.minutes,
-            "seconds": round(self.seconds, 1),
-            "interrupted": self.interrupted,
-            "error": self.error.fact if self.error else None,
-            "engines": self.engines,
-            "second_engine_not_run": self.why_not or None,
-            "namespaces_left": self.left,
-            "scenes": self.scenes,
-            "lives": self.lives,
-            "epochs": self.epochs,
-            "changes": self.changes,
-            "snapshots_checked": self.snapshots,
-            "rows_compared": self.rows,
-            "upkeep_commits": self.upkeep,
-            "looks_without_staged_files": self.blind,
-            "needed_of_each_kind": needed(self.minutes),
-            "faults": {kind: self.struck[kind] for kind in self.kinds},
-            "not_struck_enough": list(self.missing),
-            "failpoints": dict(sorted(self.places.items())),
-            "violations": [violation.to_dict() for violation in self.violations],
-            "found_during": self.during if self.violations else None,
-        }
-
-
-class Display(Protocol):
-    """Where it is shown."""
-
-    def moved(self, report: Report) -> None:
-        """Show how far it is."""
-        ...
-
-    def lived(self, report: Report, what: str) -> None:
-        """Say how one life went."""
-        ...
-
-
+# ── the decks ──────────────────────────────────────────────────────────────────────────────
 class Deck:
     """Kinds in a shuffled order: as far as it can be done, each comes once before one comes again."""
 
@@ -194,10 +98,13 @@ class Prove:
         self._begin = begin
         self._blows = Deck(BLOWS, self._choices("blows"))
         self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
+        self._late = self._choices("late")
         self._places: dict[str, Deck] = {}
         self._dealt: list[str] = []
         self._begun = time.monotonic()
         self._asked_to_end = False
+        self._leaving = False
+        self._killed_for_memory = killed_for_memory()
         self._count: Callable[[], None] = lambda: None
         self._second = Engine()
         self._lives = _lives(rest=uri is not None)
@@ -210,9 +117,10 @@ class Prove:
             self._second = second_engine()
             self.report.why_not = self._second.why_not
             with ExitStack() as stack:
-                proxy = stack.enter_context(FaultProxy(self._uri, late=_LATE)) if self._uri else None
+                proxy = stack.enter_context(FaultProxy(self._uri, late=self._lateness)) if self._uri else None
                 lake = Lake(self._folder / "lake", self._uri, proxy)
                 stack.callback(lake.close)
+                stack.callback(self._leave)
                 self._play_all(lake)
         except KeyboardInterrupt:
             self.report.interrupted = True
@@ -224,9 +132,16 @@ class Prove:
         return self.report
 
     def interrupt(self) -> None:
-        """End it from a signal. What is raised there may meet a clean-up that swallows it, so it is remembered, too."""
+        """End it from a signal. What is raised there may meet a clean-up that swallows it, so it is remembered, too.
+
+        While runs are ended and what they made is removed, it is only remembered.
+        """
         self._asked_to_end = True
-        raise KeyboardInterrupt
+        if not self._leaving:
+            raise KeyboardInterrupt
+
+    def _leave(self) -> None:
+        self._leaving = True
 
     def _heed(self) -> None:
         if self._asked_to_end:
@@ -248,7 +163,10 @@ class Prove:
         self._count = lambda: self._add(past, scene)
         try:
             with scene:
-                self._play(scene)
+                try:
+                    self._play(scene)
+                finally:
+                    self._leaving = True
         except Broken as broken:
             self._end(scene, broken.violation)
         except KeyboardInterrupt:
@@ -269,6 +187,7 @@ class Prove:
             self._clear(scene)
         finally:
             self._count()
+            self._leaving = self._asked_to_end
 
     def _surely_seen(self, scene: Scene) -> list[Violation]:
         """Return what was seen in the table itself: whatever ends the proof, that is a violation."""
@@ -277,7 +196,8 @@ class Prove:
     def _end(self, scene: Scene, violation: Violation) -> None:
         """End it with something that must not be; raises ConnectionFailed when there is another reason for what was seen."""
         if all(found.kind in DOUBTFUL for found in (violation, *scene.checker.violations)):
-            look_around(scene.folder, self._uri)
+            scene.lake.look()
+            look_around(scene.folder, self._uri, self._killed_for_memory)
         self.report.during = ", ".join([self.report.during, *self._dealt])
         self.report.violations = [violation]
         scene.checker.check()  # what a run did wrong may have left its traces
@@ -318,9 +238,9 @@ class Prove:
         try:
             lived = life.strike(scene)
         except Cut as cut:
-            scene.abandon()
             lived = False
-            self._tell(f"{life.name} was cut short: {cut}")
+            self._abandon(scene, life.name, cut)
+        scene.check()
         if lived:
             if not life.later:
                 self._struck(life.name)
@@ -328,10 +248,25 @@ class Prove:
             self._tell(life.name)
         return lived
 
+    def _abandon(self, scene: Scene, life: str, cut: Cut) -> None:
+        """Give up a life whose run lost the catalog by what the proxy did, and count that."""
+        scene.abandon()
+        self.report.cut[life] += 1
+        self._tell(f"{life} was cut short: {cut}")
+
     def _tell(self, what: str) -> None:
         self._count()
-        self._display.lived(self.report, ", ".join([what, *self._dealt]))
+        with self._heard():
+            self._display.lived(self.report, ", ".join([what, *self._dealt]))
         self._dealt.clear()
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Show something; when nobody reads it any more, as behind `| head`, end it as on Ctrl-C."""
+        try:
+            yield
+        except BrokenPipeError:
+            self.interrupt()
 
     def _blow(self, scene: Scene) -> None:
         """Deal one blow, if any can be dealt now."""
@@ -346,7 +281,8 @@ class Prove:
             self._struck(struck)
             self._dealt.append(struck)
         self._count()
-        self._display.moved(self.report)
+        with self._heard():
+            self._display.moved(self.report)
 
     def _deal(self, life: str, places: Sequence[str], strike: Callable[[str], bool]) -> str | None:
         """Strike at the next of a life's places: over all scenes each comes once before one comes again."""
@@ -391,14 +327,16 @@ class Prove:
             try:
                 return scene.catch_up()
             except Cut as cut:
-                scene.abandon()
-                self._tell(f"{self.report.during} was cut short: {cut}")
+                self._abandon(scene, self.report.during, cut)
                 away = str(cut)
         raise Broken(Violation("behind", scene.folder.name, f"one of {_LAST_RUNS} runs without faults that catches up", away))
 
     def _choices(self, *what: object) -> Random:
         """Make the choices of one thing: each has its own, so that what time decides here changes nothing there."""
         return Random("/".join(map(str, (self._seed, *what))))  # noqa: S311 — repeatable, not secret
+
+    def _lateness(self) -> float:
+        return self._late.choice(_LATE)
 
     # ── time and numbers ───────────────────────────────────────────────────────────────────
     def _over(self) -> bool:
@@ -424,7 +362,13 @@ class Prove:
         report.upkeep = past.upkeep + scene.upkeep_commits
         report.places = past.places + scene.places
         if proxy is not None:
-            report.struck |= Counter(strike.fault for strike in list(proxy.strikes) if _came(strike))
+            strikes = list(proxy.strikes)
+            report.struck |= Counter(strike.fault for strike in strikes if _came(strike))
+            report.late = Counter(strike.applied for strike in strikes if _is_late(strike) and strike.answers)
+
+
+def _is_late(strike: Strike) -> bool:
+    return FAULTS[strike.fault].catalog == "late"
 
 
 def _came(strike: Strike) -> bool:

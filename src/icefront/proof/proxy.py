@@ -47,7 +47,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-_TABLE = re.compile(r"/v1/(?:[^?]+/)?namespaces/[^/?]+/tables/[^/?]+(?:\?.*)?")
+# A catalog may have a path of its own before the version.
+_TABLE = re.compile(r"(?:/[^?]+)?/v1/(?:[^?]+/)?namespaces/[^/?]+/tables/[^/?]+(?:\?.*)?")
 _OWN_HEADERS = frozenset({"connection", "content-length", "date", "host", "keep-alive", "server", "transfer-encoding"})
 _PIECES = 24
 
@@ -159,14 +160,16 @@ class _Chance:
 
 # ── the proxy ──────────────────────────────────────────────────────────────────────────────
 class FaultProxy:
-    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after so many seconds.
+    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after as many seconds as it says each time.
 
     Between two pieces of a slow answer `pause` seconds pass: it does harm once a client waits for less.
     """
 
-    def __init__(self, upstream: str, *, late: float | None = None, pause: float = 0.02) -> None:
+    def __init__(self, upstream: str, *, late: Callable[[], float] | None = None, pause: float = 0.02) -> None:
         self.struck: Counter[str] = Counter()
         self.strikes: list[Strike] = []
+        self.harm = 0
+        """How often it came between a client and the catalog so far: strikes, and requests that went out late."""
         self.pause = pause
         self._upstream = urlsplit(upstream)
         self._late = late
@@ -219,6 +222,7 @@ class FaultProxy:
         """Send the requests that are held back to the catalog now, in their order; return what came of each."""
         with self._lock:
             held, self._held = self._held, []
+            self.harm += len(held)
         for strike in held:
             self._forward(strike)
         with self._lock:
@@ -241,6 +245,7 @@ class FaultProxy:
         with self._lock:
             self.strikes.append(strike)
             self.struck[fault.name] += 1
+            self.harm += 1
             released = self._released
         answers = self._reach(strike, fault)
         self._reply(client, fault, answers, released)
@@ -267,7 +272,7 @@ class FaultProxy:
                 with self._lock:
                     self._held.append(strike)
                 if self._late is not None:
-                    timer = threading.Timer(self._late, self.release)
+                    timer = threading.Timer(self._late(), self.release)
                     timer.daemon = True
                     timer.start()
                 return []

@@ -24,7 +24,7 @@ from random import Random
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -37,6 +37,8 @@ from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.harness import FENCED, PROGRAM, Begin, Driver, Project, Unexpected, executed, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.proof.proxy import FaultProxy
+from icefront.proof.sessions import processes
+from icefront.proof.trouble import load
 from icefront.testing.feeds import FeedTable
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ class Lake:
 
     @cached_property
     def catalog(self) -> Catalog:
-        return load_catalog(NAME, **self.pipeline.settings.project.catalogs[NAME].pyiceberg_properties(NAME))
+        return load(NAME, **self.pipeline.settings.project.catalogs[NAME].pyiceberg_properties(NAME))
 
     @cached_property
     def spark(self) -> SparkSession:
@@ -131,9 +133,21 @@ class Lake:
         """Have a session from here on: starting one takes seconds."""
         _ = self.spark
 
+    def look(self) -> None:
+        """Raise ConnectionFailed when the session of this process has lost its JVM: then nothing can be read any more."""
+        if "spark" not in self.__dict__:
+            return
+        code = self.spark.sparkContext._gateway.proc.poll()  # noqa: SLF001 — PySpark has no other name for it
+        if code is not None:
+            raise ConnectionFailed(
+                f"the JVM that reads the tables has ended with {code}",
+                "it may have been for want of memory: give it more, then begin again",
+            )
+
     def close(self) -> None:
         if "spark" in self.__dict__:
-            self.spark.stop()
+            with suppress(ConnectionError):  # a JVM that has ended needs no stopping
+                self.spark.stop()
 
 
 @dataclass
@@ -186,6 +200,7 @@ class Scene:
         self._partitionings = cycle(PARTITIONINGS)
         self._copies: list[Path] = []
         self._left_as: dict[Driver, str] = {}
+        self._harm: dict[Driver, int] = {}
         self._upkeep: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -248,14 +263,15 @@ class Scene:
 
     def check(self) -> None:
         """Look at all that there is; raises Broken for the first thing that is wrong."""
-        for violation in self.checker.check(self._released()):
+        logs = self._logs()
+        for violation in self.checker.check(_released(logs), logs):
             raise Broken(violation)
         if (table := self.load()) is not None:
             self._upkeep |= {snapshot.snapshot_id for snapshot in table.metadata.snapshots if "icefront.upkeep" in said(snapshot)}
 
-    def _released(self) -> Sequence[str]:
-        """Return what the runs said that they released, read before the table is."""
-        return [frontier for driver in self._drivers for frontier in released(driver.stderr)]
+    def _logs(self) -> Sequence[str]:
+        """Return what each run has said so far: for a look it is read before the table is."""
+        return [driver.stderr for driver in self._drivers]
 
     def lost_tasks(self) -> int:
         """Count the tasks that Spark lost with their workers, by the log of all runs."""
@@ -321,8 +337,14 @@ class Scene:
             # JVMs that are killed leave libraries and blocks behind.
             "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
         }
-        self._drivers.append(Driver(command, self.folder, environment, self.by))
-        return self._drivers[-1]
+        harm = self._harm_so_far()
+        driver = Driver(command, self.folder, environment, self.by)
+        self._drivers.append(driver)
+        self._harm[driver] = harm
+        return driver
+
+    def _harm_so_far(self) -> int:
+        return self.lake.proxy.harm if self.lake.proxy else 0
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
         """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
@@ -419,7 +441,7 @@ class Scene:
         self.check()
 
     def expect(self, driver: Driver, *codes: int) -> None:
-        """Wait for a run's end, which must be one of these."""
+        """Wait for a run's end, which must be one of these; raises Cut when it lost the catalog and the proxy may be the reason."""
         try:
             code = driver.wait()
         except Unexpected:
@@ -428,7 +450,7 @@ class Scene:
             ) from None
         if code in codes:
             return
-        if code == ConnectionFailed.exit_code and self.lake.proxy is not None:
+        if code == ConnectionFailed.exit_code and self._harm_so_far() > self._harm.get(driver, 0):
             raise Cut(f"{self.named(driver)} could not reach the catalog")
         raise Broken(Violation("exit", self.named(driver), f"an end with {_codes(codes)}", f"{code}; {_end(driver)}"))
 
@@ -441,7 +463,7 @@ class Scene:
         end = self.feed.resolved[-1].next()
         if self.checker.frontier_text != str(end):
             raise Broken(Violation("behind", self.named(driver), f"the frontier {end}", self.checker.frontier_text))
-        released = max(map(Timestamp.parse, self._released()), default=ORIGIN)
+        released = max(map(Timestamp.parse, _released(self._logs())), default=ORIGIN)
         if released != end:
             raise Broken(Violation(Kind.RELEASED, self.named(driver), f"a release up to {end}", str(released)))
         if self.old:
@@ -454,9 +476,7 @@ class Scene:
                 driver.close()
 
     def drop(self) -> None:
-        """Remove the table from a catalog that is not ours alone."""
-        if self.lake.uri is None:
-            return
+        """Remove the table: the catalog may not be ours alone, and its disk not without end."""
         if self.load() is not None:
             self.lake.catalog.purge_table(self._identifier)
         with suppress(NoSuchNamespaceError):
@@ -473,8 +493,11 @@ class Scene:
 
     @property
     def deserted(self) -> bool:
-        """Whether no run lives: what is staged is in nobody's hands."""
-        return all(driver.code is not None for driver in self._drivers)
+        """Whether no run lives, nor the JVM of one that was killed: what is staged is in nobody's hands."""
+        if any(driver.code is None for driver in self._drivers):
+            return False
+        runs = {driver.pid for driver in self._drivers}
+        return not any(process.session in runs and process.name == "java" and process.lives for process in processes())
 
     # ── the state file ─────────────────────────────────────────────────────────────────────
     def staged_chain(self) -> int:
@@ -505,6 +528,10 @@ class Scene:
 def said(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the summary of a snapshot, without its operation."""
     return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def _released(logs: Sequence[str]) -> Sequence[str]:
+    return [frontier for log in logs for frontier in released(log)]
 
 
 def _codes(codes: Sequence[int]) -> str:

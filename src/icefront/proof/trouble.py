@@ -6,17 +6,30 @@ import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from requests import ConnectionError as NoConnection
-from requests import Timeout
+from requests import Session, Timeout
+from requests.adapters import HTTPAdapter
 
 from icefront.core.errors import ConfigError, ConnectionFailed
 
 ROOM = 10**9
 """Bytes that a proof needs to begin; most of them are the logs and tables of its largest scene, and what Spark spills."""
+MEMORY = 4 * 10**9
+"""Bytes of memory that must be free to begin: five runs at once, beside the session that reads."""
 _FULL = 64 * 10**6
 """With less than this left on a disk, a process that failed has failed for that."""
+ANSWER = 30.0
+"""Seconds after which a catalog that keeps silent is given up."""
+_SPENT = {
+    errno.EMFILE: "open files",
+    errno.ENFILE: "open files",
+    errno.EAGAIN: "processes or memory",
+    errno.ENOMEM: "memory",
+}
 _FULL_DISK = ("No space left on device", "disk is full", "SQLITE_FULL", "Disk quota exceeded")
 
 
@@ -25,6 +38,10 @@ def trouble_of(error: BaseException) -> ConnectionFailed | None:
     for cause in _chain(error):
         if (isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}) or _says_full(str(cause)):
             return _no_room(str(cause))
+        if isinstance(cause, OSError) and cause.errno in _SPENT:
+            return _spent(_SPENT[cause.errno], _short(cause))
+        if isinstance(cause, MemoryError):
+            return _spent("memory", _short(cause))
         if isinstance(cause, NoConnection | Timeout):
             return ConnectionFailed(
                 f"the catalog does not answer any more: {_short(cause)}", "look into its log, then begin again"
@@ -32,10 +49,32 @@ def trouble_of(error: BaseException) -> ConnectionFailed | None:
     return None
 
 
+class _Adapter(HTTPAdapter):
+    """Waits for answers, but not for ever."""
+
+    def send(self, *given: Any, **how: Any) -> Any:
+        return super().send(*given, **{**how, "timeout": ANSWER})
+
+
+class _Rest(RestCatalog):
+    """A REST catalog whose silence ends in an error: PyIceberg's own would wait for it without end."""
+
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter())
+        return session
+
+
+def load(name: str, **properties: str) -> Catalog:
+    """Load a catalog of any type."""
+    return _Rest(name, **properties) if properties.get("type") == "rest" else load_catalog(name, **properties)
+
+
 def reach(uri: str) -> None:
     """Ask a REST catalog for its namespaces; raises ConnectionFailed when it does not answer, or not to us."""
     try:
-        load_catalog("prove", type="rest", uri=uri).list_namespaces()
+        load("prove", type="rest", uri=uri).list_namespaces()
     except Exception as error:
         fact = f"the catalog at {uri} cannot be used: {_short(error)}"
         raise ConnectionFailed(fact, "start it, or name another one; it must need no token and no warehouse") from error
@@ -56,12 +95,31 @@ def check_system() -> None:
         )
 
 
-def look_around(scene: Path, uri: str | None) -> None:
-    """Raise ConnectionFailed when something here explains why runs on a scene failed: no room on the disk, or no catalog."""
+def killed_for_memory() -> int:
+    """Count the processes that this system has killed so far for want of memory; 0 where it does not tell."""
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counters.get("oom_kill", 0))
+
+
+def check_memory() -> None:
+    """Raise ConnectionFailed when this machine has no memory for a proof."""
+    told = Path("/proc/meminfo").read_text()
+    free = 1024 * int(next(line.split()[1] for line in told.splitlines() if line.startswith("MemAvailable:")))
+    if free < MEMORY:
+        raise _spent("memory", f"{free / 10**9:,.1f} GB are free, and a proof needs {MEMORY / 10**9:,.1f} GB")
+
+
+def look_around(scene: Path, uri: str | None, killed_before: int) -> None:
+    """Raise ConnectionFailed when something here explains why runs on a scene failed: no room on the disk, no memory, or no catalog."""
     for log in scene.glob("driver-*/stderr"):
         if full := [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if _says_full(line)]:
             raise _no_room(full[-1])
     check_room(scene, _FULL)
+    if (killed := killed_for_memory() - killed_before) > 0:
+        raise _spent("memory", f"the system has killed {killed} processes for want of it since the proof began")
     if uri is not None:
         reach(uri)
 
@@ -70,6 +128,10 @@ def _no_room(what: str) -> ConnectionFailed:
     return ConnectionFailed(
         f"a disk is full: {' '.join(what.split())[:300]}", "make room, or set TMPDIR to a folder on another disk"
     )
+
+
+def _spent(what: str, told: str) -> ConnectionFailed:
+    return ConnectionFailed(f"this machine is out of {what}: {told}", "end other programs, or raise its limits, then begin again")
 
 
 def _says_full(text: str) -> bool:
