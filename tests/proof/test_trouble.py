@@ -326,12 +326,14 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[
 
 
 def test_an_error_that_nobody_foresaw_says_where_everything_is(ends: Callable[..., Result], tmp_path: Path) -> None:
-    def fail(_: Prove) -> Report:
+    def fail(proof: Prove) -> Report:
+        proof.report.left.append("prove_1")
         raise ZeroDivisionError
 
     ended = ends(fail)
     (folder,) = tmp_path.glob("icefront-prove-*")
     assert (ended.exit_code, f"everything is in {folder}" in ended.stderr) == (1, True)
+    assert "namespace prove_1 is left" in ended.stderr
 
 
 def test_a_catalog_that_goes_away_leaves_the_report_and_no_folder(ends: Callable[..., Result], tmp_path: Path) -> None:

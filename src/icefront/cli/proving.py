@@ -46,7 +46,11 @@ def prove(
         # Runs are ended on the way out: ask to be terminated, or close the terminal, and we leave the way Ctrl-C does.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: proof.interrupt())
-        report = proof()
+        try:
+            report = proof()
+        except BaseException:
+            _name_left(proof.report)
+            raise
     try:
         if as_json:
             show.print_json(report.to_dict())
@@ -78,6 +82,11 @@ def _clean_up(report: Report, folder: Path, *, keep: bool) -> None:
         tell(f"everything is in {folder}")
     else:
         shutil.rmtree(folder)
+    _name_left(report)
+
+
+def _name_left(report: Report) -> None:
+    """Name what stays in a catalog of the user's own."""
     # Of a catalog that does not answer nobody knows.
     stays = "may be left" if report.error else "is left"
     for namespace in report.left:

@@ -49,7 +49,7 @@ START = Position("{}")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which source this is: recreated under the same name is another source."""
+    """Which source this is, as far as it can tell: one that was recreated under the same name is another where it has an id of its own."""
 
     text: str
 
