@@ -271,6 +271,26 @@ def test_another_feed_under_the_same_pipeline_stops(lake: Lake, table: str, scri
         lake.run(lake.pipeline(**settings(table), source={"changefeed": {"path": "moved/"}}))
 
 
+@pytest.mark.parametrize(
+    ("begins", "kind", "words"),
+    [(0.0, Stopped, "newest resolved timestamp"), (5.0, Overcompacted, "can only be read from")],
+    ids=["at its own beginning", "later"],
+)
+def test_a_feed_that_was_wiped_and_begun_anew_in_the_same_folder_stops(
+    lake: Lake, table: str, scribe: Scribe, begins: float, kind: type[Stopped], words: str
+) -> None:
+    """As when the source table was dropped and made anew, and its new feed took the old one's place."""
+    scribe.resolved(2)
+
+    def break_it() -> None:
+        for path in [path for path in lake.feed.rglob("*") if path.is_file()]:
+            path.unlink()
+        scribe.data(begins + 0.1, scribe.row(begins + 0.3, 7))
+        scribe.resolved(begins + 0.5)
+
+    refuses(lake, table, kind, words, break_it=break_it)
+
+
 def test_a_feed_that_is_not_there_is_a_configuration_error(lake: Lake, table: str) -> None:
     with pytest.raises(IcefrontError, match="nowhere") as caught:
         lake.run(lake.pipeline(**settings(table), source={"changefeed": {"path": "nowhere/"}}))

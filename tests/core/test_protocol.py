@@ -336,7 +336,7 @@ def test_a_confirmed_publication_is_done() -> None:
     assert end == Published(8, mark(9, 5), 1)
 
 
-def test_a_lost_answer_does_not_publish_twice() -> None:
+def test_a_publication_whose_answer_was_lost_is_looked_for_and_not_sent_again() -> None:
     asked, end = hold(publishes(), [LOST, AFTER])
     assert asked == [Send(publication()), Load()]
     assert end == Published(8, mark(9, 5), 1)

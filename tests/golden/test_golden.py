@@ -7,7 +7,7 @@ import pytest
 from icefront.proof.oracle import compare, replay
 from icefront.testing.feeds import CUSTOMERS, ORDERS, Feed
 from tests import engines
-from tests.lakes import Lake, orders
+from tests.lakes import Lake, orders, snapshots
 
 pytestmark = pytest.mark.spark
 
@@ -141,6 +141,8 @@ def test_large_epochs_are_exchanged_by_key_between_workers(lake: Lake, table: st
         feed.advance(300)
     lake.run(lake.pipeline(**orders(table)))
     assert lake.check_every_snapshot(table, "orders") == 3
+    added = [s["summary"]["added-data-files"] for s in snapshots(lake.spark, table) if "icefront.lower" in s["summary"]]
+    assert min(map(int, added)) > 2, "one task makes one file, and the least of exchanges two"
 
 
 def test_a_second_engine_reads_the_same_final_table(lake: Lake, table: str) -> None:

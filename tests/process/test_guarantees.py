@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ PROMISED = set(re.findall(r"`(test_\w+)`", GUARANTEES))
 CONTROLS = {
     "test_every_failpoint_has_its_zombie",
     "test_every_switch_is_thrown_by_a_test_that_every_run_runs",
+    "test_a_test_that_only_says_so_throws_no_switch",
     "test_without_sabotage_the_same_faults_are_survived",
     "test_which_requests_the_client_repeats_by_itself",
 }
@@ -102,6 +104,8 @@ ROWS: Mapping[str, Sequence[str]] = {
     "mark or state written by a newer Icefront": [
         "test_a_mark_of_a_newer_icefront_stops_the_commit_and_the_next_claim_and_changes_nothing",
         "test_a_note_of_a_newer_icefront_stops_the_run",
+        "test_a_file_of_a_newer_icefront_stops_and_is_left_alone",
+        "test_an_older_file_is_migrated_and_keeps_its_notes",
     ],
     "one of several targets fails": ["test_a_target_that_fails_stays_and_the_others_go_on"],
     # disk, state, clock
@@ -127,14 +131,15 @@ ROWS: Mapping[str, Sequence[str]] = {
     ],
     "resolved timestamp regresses": [
         "test_a_feed_whose_resolved_timestamps_went_back_stops",
-        "test_a_resolved_timestamp_that_regresses_above_the_frontier_is_ignored",
+        "test_a_resolved_timestamp_that_regresses_above_the_frontier_loses_and_repeats_nothing",
+        "test_a_resolved_timestamp_that_regresses_below_the_frontier_is_ignored_while_a_newer_file_is_there",
     ],
     "source retention passed the frontier": [
         "test_a_feed_whose_next_files_were_cleaned_away_stops",
         "test_a_deleted_file_that_still_had_changes_to_come_stops",
     ],
     "topic or table recreated or truncated under the same name": [
-        "test_another_feed_under_the_same_pipeline_stops",
+        "test_a_feed_that_was_wiped_and_begun_anew_in_the_same_folder_stops",
         "test_a_feed_that_was_emptied_or_unmounted_is_not_caught_up",
     ],
     "one change larger than the memory budget, one huge epoch": [
@@ -159,8 +164,13 @@ def _in_every_run(module: ast.Module) -> Iterator[str]:
     assigned = (node for node in module.body if isinstance(node, ast.Assign))
     if any(ast.unparse(node.targets[0]) == "pytestmark" and _is_long(node.value) for node in assigned):
         return
-    functions = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
-    yield from (function.name for function in functions if not any(map(_leaves_out, function.decorator_list)))
+    yield from (function.name for function in _tests(module) if not any(map(_leaves_out, function.decorator_list)))
+
+
+def _tests(module: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Find them in the module and in its classes, as pytest does: each definition of a name, also of one that is there again."""
+    within: list[ast.Module | ast.ClassDef] = [module, *(node for node in module.body if isinstance(node, ast.ClassDef))]
+    return (node for one in within for node in one.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
 
 
 def _leaves_out(decorator: ast.expr) -> bool:
@@ -179,6 +189,12 @@ def _is_long(expression: ast.AST) -> bool:
 def test_every_test_that_is_promised_runs_in_every_test_run() -> None:
     missing = PROMISED - in_every_run(TESTS.rglob("test_*.py"))
     assert missing == set()
+
+
+def test_every_test_that_is_promised_is_one_and_no_other_has_its_name() -> None:
+    """They are promised by name alone: another of that name would be run in the place of one that is gone."""
+    found = Counter(test.name for path in TESTS.rglob("test_*.py") for test in _tests(ast.parse(path.read_text())))
+    assert {name: found[name] for name in PROMISED if found[name] != 1} == {}
 
 
 @pytest.mark.parametrize("row", ROWS)

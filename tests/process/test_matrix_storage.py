@@ -8,11 +8,15 @@ import re
 import shutil
 import sqlite3
 import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table
 
 from icefront.proof.harness import KILLED, STOPPED, Driver
 from tests.process import full_disk
@@ -40,37 +44,70 @@ def test_a_full_disk_stops_the_run_and_with_room_again_the_next_one_goes_on(tmp_
 def test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work(
     tmp_path: Path, seed: int, subtests: pytest.Subtests
 ) -> None:
-    """Each run leaves a staged epoch behind; what is done to its note must not matter to the next one."""
+    """Each run leaves a staged epoch behind; what is done to its note must not matter to the next one.
+
+    The older copy has a note of an epoch that was published since.
+    """
     project = Watched(tmp_path, seed=seed)
+    aside = project.state.with_name("state.db.corrupt-1")
 
     def delete() -> None:
-        for path in files():
+        for path in state_files(project):
             path.unlink()
 
     def damage() -> None:
-        for path in files():
+        for path in state_files(project):
             path.write_bytes(b"\x00garbage" * (path.stat().st_size // 8))
 
     def restore() -> None:
         delete()
         for path in (tmp_path / "older").iterdir():
             shutil.copy(path, project.state.parent)
-
-    def files() -> list[Path]:
-        return list(project.state.parent.glob("state.db*"))
+        assert project.noted() == [old]
+        assert project.mark().frontier >= old.epoch.upper
 
     project.run("stage.after=kill", code=KILLED)
+    (old,) = project.noted()
     (tmp_path / "older").mkdir()
-    for path in files():
+    for path in state_files(project):
         shutil.copy(path, tmp_path / "older")
+    project.run()
+    project.feed.advance(20)
+    project.run("stage.after=kill", code=KILLED)
+    known = {delete: 1, damage: 1, restore: 2}
     for spoil in (delete, damage, restore):
         with subtests.test(spoil.__name__):
             spoil()
             project.feed.advance(20)
             project.run("stage.after=kill@2", code=KILLED)
             project.check()
+            assert runs(project) == known[spoil], "the run went on with another state file"
+            assert aside.exists() == (spoil is damage)
     project.run()
     project.check_caught_up()
+    table = project.load()
+    assert table is not None
+    assert added(table, {file.path for file in old.files}) == {file.path: 1 for file in old.files}
+
+
+def state_files(project: Watched) -> Sequence[Path]:
+    return list(project.state.parent.glob("state.db*"))
+
+
+def runs(project: Watched) -> int:
+    """How many runs the state file knows of."""
+    with closing(sqlite3.connect(project.state)) as notes:
+        (count,) = notes.execute("SELECT count(*) FROM runs").fetchone()
+    return int(count)
+
+
+def added(table: Table, paths: Collection[str]) -> Mapping[str, int]:
+    """How many snapshots added these files."""
+    added_by = [(manifest, s) for s in table.metadata.snapshots for manifest in s.manifests(table.io)]
+    own = [manifest for manifest, snapshot in added_by if manifest.added_snapshot_id == snapshot.snapshot_id]
+    entries = [entry for manifest in own for entry in manifest.fetch_manifest_entry(table.io)]
+    found = (entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.ADDED)
+    return Counter(path for path in found if path in paths)
 
 
 # ── time ───────────────────────────────────────────────────────────────────────────────────

@@ -58,7 +58,7 @@ def epochs_in(table: MemoryTable) -> int:
 
 
 # ── answers that are lost, late or repeated ────────────────────────────────────────────────
-def test_a_lost_answer_does_not_publish_twice() -> None:
+def test_a_lost_answer_of_the_memory_table_does_not_publish_twice() -> None:
     table = MemoryTable()
     mark = claim(table, "a")
     table.lose_answers = 1

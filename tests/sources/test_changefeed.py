@@ -217,7 +217,30 @@ def test_a_file_that_vanishes_while_listed_is_passed_over(hand: Hand):
 
 
 # ── what the feed may do wrong ─────────────────────────────────────────────────────────────
-def test_a_resolved_timestamp_that_regresses_above_the_frontier_is_ignored(hand: Hand):
+@pytest.mark.parametrize("minted", [False, True], ids=["not taken yet", "minted past"])
+def test_a_resolved_timestamp_that_regresses_above_the_frontier_loses_and_repeats_nothing(hand: Hand, *, minted: bool):
+    """An epoch may end at it; one that was minted past it stays what it is."""
+    hand.data(0, (1, 0.5), (2, 2.5), (3, 4.5))
+    hand.resolve(1)
+    source, t = hand.source(), target()
+    source.observe(START, ["t"])
+    take(source, t, 1)
+    hand.resolve(5)
+
+    def mint_after(lower: Timestamp) -> list[Epoch]:
+        seen = source.observe(t.position, ["t"])
+        return list(mint(Minting(every=None), lower, seen.earliest, seen.cuts, open_epochs=0, flush=False))
+
+    whole = [Epoch(t.frontier, at(5).next())]
+    assert mint_after(t.frontier) == whole
+    hand.resolve(3)
+    halves = [Epoch(t.frontier, at(3).next()), Epoch(at(3).next(), at(5).next())]
+    assert mint_after(whole[-1].upper if minted else t.frontier) == ([] if minted else halves)
+    assert [take(source, t, upper) for upper in ((5,) if minted else (3, 5))] == ([[2, 3]] if minted else [[2], [3]])
+    assert mint_after(t.frontier) == []
+
+
+def test_a_resolved_timestamp_that_regresses_below_the_frontier_is_ignored_while_a_newer_file_is_there(hand: Hand):
     hand.data(0, (1, 0.5))
     hand.resolve(5)
     source, t = hand.source(), target()

@@ -24,7 +24,7 @@ def settle(project: Watched, failpoints: str = "") -> Driver:
 
 def kill_at(failpoint: str, project: Watched) -> None:
     with settle(project, f"{failpoint}=kill") as driver:
-        driver.expect(KILLED)
+        assert "failpoints are armed" in driver.expect(KILLED).stderr
     project.check_caught_up()
 
 
@@ -80,10 +80,21 @@ AT_ONCE = {"settle": {"files": 1, "every": "1ms"}, "compact": {"files": 2, "ever
 
 
 def give_back(project: Watched) -> None:
-    """End the lease of a run that cannot: for a minute it would spare its successors the same work."""
+    """End the lease of a run that cannot: for a minute it would spare its successors the same work.
+
+    And let all cycles be long ago, settles longest: so nothing rests, and what is settled is not left to a compaction.
+    """
     with closing(sqlite3.connect(project.state)) as state:
         state.execute("DELETE FROM leases")
+        ago = "iif(kind = 'settle', 7200, 3600)"
+        state.execute(f"UPDATE cycles SET started = started - {ago}, ended = ended - {ago}")
         state.commit()
+
+
+def cycles(project: Watched) -> dict[int, str]:
+    """The kinds of the cycles that were done, by number."""
+    with closing(sqlite3.connect(project.state)) as state:
+        return dict(state.execute("SELECT cycle, kind FROM cycles WHERE outcome = 'done'"))
 
 
 def run_on(project: Watched, failpoints: str) -> Driver:
@@ -110,9 +121,23 @@ def test_a_run_that_is_killed_or_paused_in_its_own_upkeep_leaves_a_right_table(t
     with run_on(project, "compact.before-commit=pause") as paused:
         paused.wait_until_stopped()
         give_back(project)
+        before, written = cycles(project), set(project.files()) - project.committed()
+        assert written, "nothing is in its hands"
         project.feed.advance(20)
         project.run()  # publishes meanwhile, and compacts the same files
         project.check_caught_up()
+        done = {kind for cycle, kind in cycles(project).items() if cycle not in before}
+        assert done == {"settle", "compact"}, "the successor"
         paused.wake()
         paused.expect(FENCED)
     project.check_caught_up()
+    # What it finds when it plans anew it may do: upkeep has no owner.
+    assert not written & project.committed(), "it committed what it had made of files that its successor has rewritten"
+
+    give_back(project)
+    before = cycles(project)
+    project.feed.advance(20)
+    assert project.run().epochs()
+    project.check_caught_up()
+    done = {kind for cycle, kind in cycles(project).items() if cycle not in before}
+    assert done == {"settle", "compact"}, "the next run"
