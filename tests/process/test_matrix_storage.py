@@ -60,7 +60,7 @@ def test_a_state_store_that_is_lost_damaged_or_old_costs_nothing_but_work(
             path.write_bytes(b"\x00garbage" * (path.stat().st_size // 8))
 
     def restore() -> None:
-        delete()
+        delete()  # with what was put aside
         for path in (tmp_path / "older").iterdir():
             shutil.copy(path, project.state.parent)
         assert project.noted() == [old]

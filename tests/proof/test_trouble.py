@@ -25,7 +25,7 @@ from icefront.core.errors import ConnectionFailed
 from icefront.proof import trouble
 from icefront.proof.checker import Kind, Violation
 from icefront.proof.harness import spark_home
-from icefront.proof.prove import Prove
+from icefront.proof.prove import INSISTING, Prove
 from icefront.proof.report import Report
 from icefront.proof.scene import Broken, Lake
 from tests.cli.projects import icefront
@@ -186,11 +186,15 @@ def test_what_was_seen_in_the_table_itself_is_a_violation_in_all_circumstances(p
 class Unheard(proving.Screen):
     """A display whose reader has gone."""
 
+    gone = errno.EPIPE
+
     def lived(self, *_: Any) -> None:
-        raise BrokenPipeError
+        raise OSError(self.gone, "nobody reads")
 
 
-def test_when_nobody_reads_on_it_ends_as_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gone", [errno.EPIPE, errno.EIO], ids=["a pipe", "a terminal"])
+def test_when_nobody_reads_on_it_ends_as_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
+    monkeypatch.setattr(Unheard, "gone", gone)
     Played.named, Played.dropped = [], []
     monkeypatch.setattr("icefront.proof.prove.Scene", Played)
     monkeypatch.setattr(Prove, "_add", lambda *_: None)
@@ -212,7 +216,15 @@ def test_ctrl_c_while_runs_are_ended_is_heeded_when_that_is_done(tmp_path: Path,
     assert done.interrupted
     assert done.scenes == 2, "the second one begins, and heeds what came in the end of the first"
     assert Played.dropped == Played.named
-    proof.interrupt()
+
+
+def test_who_insists_ends_it_whatever_is_done_at_that_moment(tmp_path: Path) -> None:
+    proof = Prove(tmp_path, proving.Screen(quiet=True), minutes=1, seed=1)
+    proof._leave()
+    for _ in range(INSISTING - 1):
+        proof.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        proof.interrupt()
 
 
 # ── what is left in a catalog of the user's ────────────────────────────────────────────────
@@ -294,6 +306,7 @@ def test_what_cannot_be_proved_here_is_refused_before_anything_is_made(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(proving, "class_archive", begin)
     monkeypatch.setattr(Prove, "__call__", begin)
+    monkeypatch.setattr(trouble, "MEMORY", 0)  # others run beside
     if without is not None:
         without(monkeypatch)
     refused = icefront("prove", *arguments)
@@ -319,6 +332,7 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[
         monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the test run stay
         monkeypatch.setattr(proving, "has_class_archive", lambda: False)
         monkeypatch.setattr(proving, "class_archive", lambda: None)
+        monkeypatch.setattr(trouble, "MEMORY", 0)
         monkeypatch.setattr(Prove, "__call__", end)
         return icefront("prove", "--seed", "1")
 

@@ -216,3 +216,42 @@ def test_its_harm_is_what_it_struck_and_what_it_sent_late(catalog: Catalog) -> N
         assert proxy.harm == 2
         ask(proxy, body=b"two")
         assert proxy.harm == 2
+
+
+def test_a_delay_is_that_of_one_request_and_not_of_all_that_are_held_back(catalog: Catalog) -> None:
+    delays = iter((600.0, 0.01))
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: next(delays)) as proxy:
+        proxy.arm("late-504", times=2)
+        assert [ask(proxy, body=body)[0] for body in (b"a", b"b")] == [504, 504]
+        wait_until(lambda: proxy.strikes[1].answers, what="it did not arrive")
+        assert catalog.bodies == [b"b"]
+        assert [strike.answers for strike in proxy.release()] == [[200]]
+    assert catalog.bodies == [b"b", b"a"]
+
+
+def test_a_release_waits_for_what_is_on_its_way(catalog: Catalog, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of a client that was killed may land while one looks at what it left."""
+    begun, goes_on, released = threading.Event(), threading.Event(), threading.Event()
+    reply = Handler.reply
+
+    def slowly(handler: Handler, status: int, body: bytes) -> None:
+        begun.set()
+        goes_on.wait()
+        reply(handler, status, body)
+
+    monkeypatch.setattr(Handler, "reply", slowly)
+    client = threading.Thread(target=ask, args=(proxy,))
+    client.start()
+    begun.wait()
+
+    def release() -> None:
+        proxy.release()
+        released.set()
+
+    releases = threading.Thread(target=release)
+    releases.start()
+    assert not released.wait(0.2)
+    goes_on.set()
+    for thread in (client, releases):
+        thread.join()
+    assert released.is_set()

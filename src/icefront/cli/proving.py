@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from random import SystemRandom
@@ -45,7 +45,8 @@ def prove(
         proof = Prove(folder, screen, minutes=minutes, seed=chosen, uri=uri, keep=keep)
         # Runs are ended on the way out: ask to be terminated, or close the terminal, and we leave the way Ctrl-C does.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: proof.interrupt())
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
+                signal.signal(number, lambda *_: proof.interrupt())
         try:
             report = proof()
         except BaseException:
@@ -145,7 +146,8 @@ class Screen:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):  # a terminal that was closed
+                self._live.stop()
 
     def _shown(self) -> Group:
         return _now(self._report, time.monotonic() - self._begun) if self._report else Group(Text("it begins"))

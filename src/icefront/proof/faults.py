@@ -469,12 +469,14 @@ def _state_restored(scene: Scene) -> bool:
 
 @_in(BLOWS, "staged-lost", "a file that is staged and not published is deleted while no run lives, as an orphan")
 def _staged_lost(scene: Scene) -> bool:
+    if not scene.deserted:
+        return False
     if scene.lake.proxy is not None:
-        scene.lake.proxy.release()  # a commit that is late may have it in its hands
+        scene.lake.proxy.release()  # a commit that is late, or on its way, may have it in its hands
     scene.check()
     staged = [path for path in files_of(staged_notes(scene.state) or ()) if not scene.checker.committed(path)]
     orphans = sorted(path for path in staged if Path(urlsplit(path).path).exists())
-    if not scene.deserted or not orphans:
+    if not orphans:
         return False
     path = scene.rng.choice(orphans)
     scene.checker.forgive([path])

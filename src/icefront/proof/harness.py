@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Protocol, Self
 from icefront.core.errors import ConfigError, ConnectionFailed, FencedOut, Stopped
 from icefront.proof import sessions
 from icefront.proof.failpoints import ENVIRONMENT
+from icefront.proof.logs import events
 from icefront.proof.sessions import kill_session, processes, processor_time, stands_still, watch
 from icefront.spark import jars
 from icefront.spark.java import require_java
@@ -248,9 +249,8 @@ class Driver:
 
 
 def released(log: str) -> Sequence[str]:
-    """Return what a run said that it released, in whole lines of JSON: the last one may be half written, by a run that lives or was killed."""
-    whole = log.split("\n")[:-1]
-    return [json.loads(line)["frontier"] for line in whole if '"event": "released"' in line]
+    """Return what a run said that it released."""
+    return [said["frontier"] for said in events(log, "released")]
 
 
 # ── projects ───────────────────────────────────────────────────────────────────────────────

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 At = tuple[int, int]
-_TOLD = tuple(f'"event": "{event}"' for event in ("claimed", "published", "released"))
 
 
 def early_releases(log: str) -> Iterator[tuple[str, At]]:
@@ -24,7 +24,7 @@ def early_releases(log: str) -> Iterator[tuple[str, At]]:
     Logs of other runs do not matter: whatever was published before this one, its claim says.
     """
     reached: dict[str, At] = {}
-    for said in _lines(log):
+    for said in events(log, "claimed", "published", "released"):
         at = _at(said["frontier"])
         match said["event"]:
             case "claimed":
@@ -35,11 +35,13 @@ def early_releases(log: str) -> Iterator[tuple[str, At]]:
                 yield said["frontier"], least
 
 
-def _lines(log: str) -> Iterator[dict[str, Any]]:
-    """Read the lines that matter. The last one may be half written, by a run that lives or was killed."""
-    for line in log.split("\n")[:-1]:
-        if any(told in line for told in _TOLD):
-            yield json.loads(line)
+def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
+    """Read the events of these names. A line may be half written, by a run that lives or was killed; a JVM may have gone on in it."""
+    told = tuple(f'"event": "{name}"' for name in names)
+    for line in log.split("\n"):
+        if any(event in line for event in told):
+            with suppress(json.JSONDecodeError):
+                yield json.loads(line)
 
 
 def _at(printed: str) -> At:

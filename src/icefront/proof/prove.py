@@ -11,6 +11,7 @@ The first thing that must not be ends it, so that the folder shows it as it was.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 import traceback
@@ -38,6 +39,10 @@ DOUBTFUL = {Kind.UNREADABLE, "exit", "stuck", "behind"}
 """Violations that a full disk or a lost catalog explains as well; all others are seen in the table itself."""
 _LATE = (0.02, 0.3, 2.0)
 """Seconds after which a late request goes out: before its client has looked what came of it, before it sends another one, after that."""
+INSISTING = 3
+"""Who asks so often to end it is heeded whatever is done at that moment."""
+_NOBODY_READS = {errno.EPIPE, errno.EIO}
+"""The other end of a pipe is closed, or the terminal is."""
 _LAST_RUNS = 3
 _PROXY_FAULTS = 3
 """How many requests are struck during each life."""
@@ -102,7 +107,7 @@ class Prove:
         self._places: dict[str, Deck] = {}
         self._dealt: list[str] = []
         self._begun = time.monotonic()
-        self._asked_to_end = False
+        self._asked_to_end = 0
         self._leaving = False
         self._killed_for_memory = killed_for_memory()
         self._count: Callable[[], None] = lambda: None
@@ -134,10 +139,10 @@ class Prove:
     def interrupt(self) -> None:
         """End it from a signal. What is raised there may meet a clean-up that swallows it, so it is remembered, too.
 
-        While runs are ended and what they made is removed, it is only remembered.
+        While runs are ended and what they made is removed, it is only remembered, but for those who insist.
         """
-        self._asked_to_end = True
-        if not self._leaving:
+        self._asked_to_end += 1
+        if not self._leaving or self._asked_to_end >= INSISTING:
             raise KeyboardInterrupt
 
     def _leave(self) -> None:
@@ -187,7 +192,7 @@ class Prove:
             self._clear(scene)
         finally:
             self._count()
-            self._leaving = self._asked_to_end
+            self._leaving = self._asked_to_end > 0
 
     def _surely_seen(self, scene: Scene) -> list[Violation]:
         """Return what was seen in the table itself: whatever ends the proof, that is a violation."""
@@ -265,7 +270,9 @@ class Prove:
         """Show something; when nobody reads it any more, as behind `| head`, end it as on Ctrl-C."""
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
             self.interrupt()
 
     def _blow(self, scene: Scene) -> None:

@@ -177,6 +177,8 @@ class FaultProxy:
         self._armed: list[_Armed] = []
         self._chance: _Chance | None = None
         self._held: list[Strike] = []
+        self._under_way = 0
+        self._quiet = threading.Condition()
         self._released = threading.Event()
         self._server = _Listener(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fault-proxy", daemon=True)
@@ -219,7 +221,10 @@ class FaultProxy:
             self._let_go()
 
     def release(self) -> Sequence[Strike]:
-        """Send the requests that are held back to the catalog now, in their order; return what came of each."""
+        """Send the requests that are held back to the catalog now, in their order; return what came of each.
+
+        Afterwards no request is on its way, unless a client has sent one since.
+        """
         with self._lock:
             held, self._held = self._held, []
             self.harm += len(held)
@@ -227,7 +232,18 @@ class FaultProxy:
             self._forward(strike)
         with self._lock:
             self._let_go()
+        with self._quiet:
+            self._quiet.wait_for(lambda: self._under_way == 0)
         return held
+
+    def _arrive(self, late: Strike) -> None:
+        """Send one request whose time has come, unless it was released or dropped."""
+        with self._lock:
+            left = [strike for strike in self._held if strike is not late]
+            dropped, self._held = len(left) == len(self._held), left
+            self.harm += not dropped
+        if not dropped:
+            self._forward(late)
 
     def _let_go(self) -> None:
         """End the silence: connections that were kept open are closed."""
@@ -272,7 +288,7 @@ class FaultProxy:
                 with self._lock:
                     self._held.append(strike)
                 if self._late is not None:
-                    timer = threading.Timer(self._late(), self.release)
+                    timer = threading.Timer(self._late(), self._arrive, [strike])
                     timer.daemon = True
                     timer.start()
                 return []
@@ -306,6 +322,8 @@ class FaultProxy:
     def send(self, request: Request) -> Answer:
         """Pass a request on to the catalog, on a connection of its own; a catalog that is down is a gateway's 502."""
         connection = HTTPConnection(self._upstream.hostname or "", self._upstream.port or 80, timeout=60)
+        with self._quiet:
+            self._under_way += 1
         try:
             connection.request(request.method, request.path, body=request.body or None, headers=dict(request.headers))
             found = connection.getresponse()
@@ -314,6 +332,9 @@ class FaultProxy:
             return _error(502)
         finally:
             connection.close()
+            with self._quiet:
+                self._under_way -= 1
+                self._quiet.notify_all()
 
 
 def _named(fault: str) -> Fault:

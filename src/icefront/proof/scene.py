@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 from collections import Counter
@@ -23,6 +24,7 @@ from pathlib import Path
 from random import Random
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import urlsplit
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -477,8 +479,12 @@ class Scene:
 
     def drop(self) -> None:
         """Remove the table: the catalog may not be ours alone, and its disk not without end."""
-        if self.load() is not None:
+        table = self.load()
+        if table is not None and self.lake.uri is not None:
             self.lake.catalog.purge_table(self._identifier)
+        elif table is not None:
+            self.lake.catalog.drop_table(self._identifier)
+            shutil.rmtree(urlsplit(table.location()).path)
         with suppress(NoSuchNamespaceError):
             self.lake.catalog.drop_namespace(self.name)
 

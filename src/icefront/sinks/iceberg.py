@@ -539,7 +539,7 @@ class IcebergSink:
         What the table is by now came with the answer, or with the look for it. Somebody who replaced the column only after the
         commit is told so, too: the rows are the same.
         """
-        published = f"epoch {staged.epoch} is published in {self.target}, but in that moment"
+        published = f"epoch {staged.epoch} is published in {self.target}, but by now"
         if dropped := self._dropped_keys(staged):
             raise SchemaRefused(
                 f"{published} the key column with field id {dropped[0]} was dropped: rows do not replace older ones any more",
@@ -547,7 +547,7 @@ class IcebergSink:
             )
         if replaced := self._replaced_columns(staged):
             raise Stopped(
-                f"{published} column {', '.join(replaced)} was dropped and added again: it is null in the epoch's rows, as in older ones",
+                f"{published} column {', '.join(replaced)} is another one, dropped and added again: it is null in the epoch's rows, as in older ones",
                 "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
             )
 
