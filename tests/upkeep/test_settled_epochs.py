@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -12,6 +15,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 
 from icefront.changelog import changes
+from icefront.core.errors import IcefrontError
 from icefront.core.files import FileKind
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable
@@ -21,6 +25,7 @@ from icefront.proof.oracle import compare, replay
 from icefront.spark import settle as settle_job
 from icefront.testing.feeds import ORDERS, Feed
 from icefront.upkeep.compact import compact
+from icefront.upkeep.expire import expire
 from tests.lakes import Lake, orders
 from tests.sinks.test_iceberg_sink import claim, make, publish, stage, state
 from tests.upkeep.test_settle import deletes
@@ -155,16 +160,25 @@ def test_changes_of_settled_epochs_are_those_of_others(lake: Lake, table: str) -
 
 # ── beside others ──────────────────────────────────────────────────────────────────────────
 class Looks:
-    """Counts the files that are looked into, and lets something happen right after the first look."""
+    """Counts the files that are looked into, and lets something happen right after the first look, or right before it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, happens: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        happens: Callable[[], object] = lambda: None,
+        *,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         self.files: list[int] = []
         find_dead = settle_job.find_dead
 
         def looked(spark: Any, work: Any, files: Any) -> Any:
-            found = find_dead(spark, work, files)
             self.files.append(len(files))
-            if len(self.files) == 1:
+            first = len(self.files) == 1
+            if first:
+                before()
+            found = find_dead(spark, work, files)
+            if first:
                 happens()
             return found
 
@@ -214,6 +228,49 @@ def test_a_writer_that_was_superseded_while_it_looked_changes_nothing(
     Looks(monkeypatch, lambda: claim(successor))
     assert isinstance(sink.publish(late, mark), FencedOff)
     assert state(spark, table) == {1: "a", 2: "a"}
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_files_that_are_gone_when_they_are_looked_into_are_looked_for_anew(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, *, overtaken: bool
+) -> None:
+    """Others have rewritten them since the attempt was planned, and have expired what knew them."""
+    sink, successor = make(spark, table, publish="settled"), make(spark, table, publish="settled")
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    mark = publish(sink, mark, 20, {1: "b"})
+    late = stage(sink, mark, 30, {1: "c"})
+
+    def others() -> None:
+        compact(spark, table, everything=True)
+        assert expire(spark, table, keep=timedelta(), at_least=1).data_files > 0
+        if overtaken:
+            claim(successor)
+
+    looks = Looks(monkeypatch, before=others)
+    outcome = sink.publish(late, mark)
+    if overtaken:
+        assert isinstance(outcome, FencedOff)
+        assert (len(looks.files), state(spark, table)) == (1, {1: "b", 2: "a"})
+    else:
+        assert isinstance(outcome, Published)
+        assert (outcome.attempts, len(looks.files), state(spark, table)) == (2, 2, {1: "c", 2: "a"})
+
+
+def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(spark, table, publish="settled")
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    data = [Path(urlsplit(row[0]).path) for row in spark.sql(f"SELECT file_path FROM {table}.files").collect()]
+
+    def lose() -> None:
+        for path in data:
+            path.unlink()
+
+    looks = Looks(monkeypatch, before=lose)
+    with pytest.raises(IcefrontError, match="Spark could not look for deleted rows"):
+        sink.publish(stage(sink, mark, 20, {1: "b"}), mark)
+    assert len(looks.files) == 1
 
 
 def test_a_lost_answer_publishes_once(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -485,7 +485,17 @@ class JavaTable:
                 answer = fence.judge(error)
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
+            except (IcefrontError, OSError) as error:
+                # It was put together of files that are gone by now, if others have moved the table on: nothing was sent.
+                if not self._moved_on(fence.transaction):
+                    raise
+                return NotLanded(f"the table was changed meanwhile: {error}")
             _pause(attempt)
+
+    def _moved_on(self, transaction: JavaObject) -> bool:
+        """Say whether the table is another one by now than a transaction began with."""
+        self.refresh()
+        return self.place() != str(transaction.startMetadata().metadataFileLocation())
 
     def _change(self, fence: _Fence, change: Change) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
