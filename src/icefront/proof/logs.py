@@ -38,7 +38,7 @@ def early_releases(log: str) -> Iterator[tuple[str, At]]:
 def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
     """Read the events of these names. A line may be half written, by a run that lives or was killed; a JVM may have gone on in it."""
     told = tuple(f'"event": "{name}"' for name in names)
-    for line in log.split("\n"):
+    for line in log.split("\n")[:-1]:
         if any(event in line for event in told):
             with suppress(json.JSONDecodeError):
                 yield json.loads(line)
