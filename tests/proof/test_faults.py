@@ -360,10 +360,17 @@ def test_before_a_staged_file_is_lost_no_run_lives_and_late_commits_arrive(stage
         lake=SimpleNamespace(proxy=SimpleNamespace(release=lambda: called.append("release"))),
         check=lambda: called.append("check"),
         state=stage.state,
+        lives=not deserted,
         deserted=deserted,
     )
     assert not faults.BLOWS["staged-lost"].strike(met)
     assert called == (["release", "check"] if deserted else [])
+
+
+def test_a_life_in_creation_is_not_played_once_there_is_a_table(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes again when it was cut short, and a run that finds a table passes none of its failpoints."""
+    monkeypatch.setattr(Scene, "load", lambda _: "a table")
+    assert not faults.FIRST.strike(stage)
 
 
 def test_a_zombie_counts_when_it_is_refused_and_not_before(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

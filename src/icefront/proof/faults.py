@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +37,8 @@ _BACK_OFF = 0.1
 """Seconds after the first conflict; twice as many after each one that follows."""
 _CONFLICTS = {f"org.apache.iceberg.exceptions.{name}" for name in ("CommitFailedException", "ValidationException")}
 """What Iceberg raises when another commit came between: the second when that one touched the same files."""
+_ENDS = 30.0
+"""How long to wait, in seconds, for the JVM of a run that was killed."""
 _DAY = 86_400
 FIVE = 0.1
 """How often five runs begin at once, and not two: they take as long as several lives."""
@@ -417,6 +419,8 @@ def _drained(scene: Scene) -> bool:
 
 def _killed_in_creation(scene: Scene) -> bool:
     def strike(place: str) -> bool:
+        if scene.load() is not None:
+            return False  # this life was cut short before, and another one has made the table
         scene.grow(1)
         scene.expect(scene.start({place: "kill@1"}), KILLED)
         return True
@@ -469,6 +473,10 @@ def _state_restored(scene: Scene) -> bool:
 
 @_in(BLOWS, "staged-lost", "a file that is staged and not published is deleted while no run lives, as an orphan")
 def _staged_lost(scene: Scene) -> bool:
+    if scene.lives:
+        return False
+    with suppress(Unexpected):  # the JVM of a run that was killed soon ends by itself
+        wait_until(lambda: scene.deserted, _ENDS)
     if not scene.deserted:
         return False
     if scene.lake.proxy is not None:

@@ -498,9 +498,14 @@ class Scene:
         return str(json.loads(text)["writer"]) if text else ""
 
     @property
+    def lives(self) -> bool:
+        """Whether any run lives, at work or paused."""
+        return any(driver.code is None for driver in self._drivers)
+
+    @property
     def deserted(self) -> bool:
         """Whether no run lives, nor the JVM of one that was killed: what is staged is in nobody's hands."""
-        if any(driver.code is None for driver in self._drivers):
+        if self.lives:
             return False
         runs = {driver.pid for driver in self._drivers}
         return not any(process.session in runs and process.name == "java" and process.lives for process in processes())
