@@ -486,7 +486,7 @@ class JavaTable:
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
             except (IcefrontError, OSError) as error:
-                # It was put together of files that are gone by now, if others have moved the table on: nothing was sent.
+                # It is put together of files that may be gone by now, if others have moved the table on. Whether it landed is looked up.
                 if not self._moved_on(fence.transaction):
                     raise
                 return NotLanded(f"the table was changed meanwhile: {error}")
