@@ -486,7 +486,7 @@ class JavaTable:
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
             except (IcefrontError, OSError) as error:
-                # It is put together of files that may be gone by now, if others have moved the table on. Whether it landed is looked up.
+                # Files that it is put together of may be gone, if others have moved the table on. What landed is looked up.
                 if not self._moved_on(fence.transaction):
                     raise
                 return NotLanded(f"the table was changed meanwhile: {error}")
