@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from threading import Event
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -181,6 +182,49 @@ def test_a_tag_keeps_the_place_and_moves(replica: Replica) -> None:
     assert replica.follow().epochs == 1
     assert replica.tag() == replica.refs()["main"]
     assert replica.rows(replica.target, replica.epochs()[-1][0]) == replica.rows(replica.source, replica.refs()["main"])
+
+
+@pytest.mark.parametrize("moment", ["before it looks", "between its look and its commit"])
+def test_an_overtaken_run_does_not_move_the_tag_back(replica: Replica, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """What its successor has yet to read could expire: the tag alone keeps it."""
+    replica.create(mode=COPY_ON_WRITE)
+    for number in range(3):
+        replica.sql(f"INSERT INTO T VALUES ({number}, 'a', 1)")
+    first, second, third = replica.history()
+    zombie, successor = (FollowedTable(replica.spark, replica.source, {}) for _ in range(2))
+    zombie.keep("place", first)
+
+    def overtake() -> None:
+        successor.keep("place", third)
+        replica.sql("INSERT INTO T VALUES (7, 'later', 1)")
+
+    if moment == "before it looks":
+        overtake()
+    else:
+        with_tag = zombie._gateway.with_tag
+
+        def come_between(*told: Any) -> Any:
+            monkeypatch.undo()
+            made = with_tag(*told)
+            overtake()
+            return made
+
+        monkeypatch.setattr(zombie._gateway, "with_tag", come_between)
+    zombie.keep("place", second)
+    assert replica.refs()["place"] == third
+    assert len(replica.history()) == 4
+
+
+def test_the_tag_goes_back_with_main(replica: Replica) -> None:
+    replica.create(mode=COPY_ON_WRITE)
+    for number in range(2):
+        replica.sql(f"INSERT INTO T VALUES ({number}, 'a', 1)")
+    first, second = replica.history()
+    table = FollowedTable(replica.spark, replica.source, {})
+    table.keep("place", second)
+    replica.spark.sql(f"CALL lake.system.rollback_to_snapshot('{replica.source}', {first})")
+    table.keep("place", first)
+    assert replica.refs()["place"] == first
 
 
 def test_a_load_that_was_stopped_goes_on_with_the_state_that_it_began_with(replica: Replica) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -12,10 +15,14 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from icefront.changelog import changes
+from icefront.core.errors import FilesGone
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
+from icefront.spark import settle as settle_job
 from icefront.upkeep import settle as settling
+from icefront.upkeep.compact import compact
+from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import debt, settle
 from tests.changes.oracle import spelled
 from tests.changes.streaming import Streaming
@@ -250,6 +257,12 @@ def test_a_large_backlog_is_settled_oldest_first_a_part_at_a_time(
 
 
 # ── beside others ──────────────────────────────────────────────────────────────────────────
+def rewrite(spark: Any, table: str) -> None:
+    """Rewrite every file of a table, and expire what knew the old ones."""
+    compact(spark, table, everything=True)
+    assert expire(spark, table, keep=timedelta(), at_least=1).data_files > 0
+
+
 class Between:
     """Something that happens after a settle has found its dead rows and before it commits, once."""
 
@@ -329,6 +342,39 @@ def test_a_compaction_between_makes_it_plan_anew(
     settle(spark, table)
     assert rows(spark, table) == before == by_pyiceberg(lake_folder, table)
     assert deletes(spark, table)[DeleteKind.EQUALITY] == 0
+
+
+def test_files_that_a_compaction_and_an_expiry_removed_after_the_plan_make_it_plan_anew(
+    spark: Any, lake_folder: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_files(spark, table, 3)
+    Streaming(spark, table).commit([], [{"id": 1}, {"id": 11}])
+    find_dead = settle_job.find_dead
+    looks: list[int] = []
+
+    def others_first(*work: Any) -> Any:
+        looks.append(len(work[-1]))
+        if len(looks) == 1:
+            rewrite(spark, table)
+            Streaming(spark, table).commit([], [{"id": 21}])
+        return find_dead(*work)
+
+    monkeypatch.setattr(settle_job, "find_dead", others_first)
+    before = rows(spark, table)
+    assert settle(spark, table).rounds == 2
+    assert looks == [3, 1]
+    before.subtract([tuple(map(spelled, (21, "v", 0)))])
+    assert rows(spark, table) == +before == by_pyiceberg(lake_folder, table)
+
+
+def test_a_file_that_is_not_there_at_all_stops_it_and_is_named(spark: Any, table: str) -> None:
+    create(spark, table)
+    Streaming(spark, table).commit([{"id": 1, "v": "v", "n": 0}])
+    Streaming(spark, table).commit([], [{"id": 1}])
+    lost = Path(urlsplit(spark.sql(f"SELECT file_path FROM {table}.data_files").head()[0]).path)
+    lost.unlink()
+    with pytest.raises(FilesGone, match=rf"^a file that {table} names is not there: .*{lost.name}"):
+        settle(spark, table)
 
 
 def test_a_compaction_that_began_before_and_ends_after_it_is_refused(spark: Any, lake_folder: Any, table: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,10 +25,9 @@ from icefront.proof.oracle import compare, replay
 from icefront.spark import settle as settle_job
 from icefront.testing.feeds import ORDERS, Feed
 from icefront.upkeep.compact import compact
-from icefront.upkeep.expire import expire
 from tests.lakes import Lake, orders
 from tests.sinks.test_iceberg_sink import claim, make, publish, stage, state
-from tests.upkeep.test_settle import deletes
+from tests.upkeep.test_settle import deletes, rewrite
 
 pytestmark = pytest.mark.spark
 SETTLED: dict[str, Any] = {"write": {"publish": "settled"}}
@@ -172,12 +171,12 @@ class Looks:
         self.files: list[int] = []
         find_dead = settle_job.find_dead
 
-        def looked(spark: Any, work: Any, files: Any) -> Any:
+        def looked(spark: Any, work: Any, table: str, files: Any) -> Any:
             self.files.append(len(files))
             first = len(self.files) == 1
             if first:
                 before()
-            found = find_dead(spark, work, files)
+            found = find_dead(spark, work, table, files)
             if first:
                 happens()
             return found
@@ -230,34 +229,73 @@ def test_a_writer_that_was_superseded_while_it_looked_changes_nothing(
     assert state(spark, table) == {1: "a", 2: "a"}
 
 
+def by_planning(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[View]:
+    """Let something happen once an attempt has begun, and before it reads which files there are. Return what attempts began with."""
+    begun: list[View] = []
+
+    def begin(*told: Any) -> View:
+        begun.append(view := View.at(*told))
+        if len(begun) == 1:
+            happens()
+        return view
+
+    patch.setattr(settle_job, "View", SimpleNamespace(at=begin))
+    return begun
+
+
+@pytest.mark.parametrize("by", ["driver", "workers"])
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_files_that_are_gone_when_they_are_looked_into_are_looked_for_anew(
-    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, *, overtaken: bool
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, by: str, *, overtaken: bool
 ) -> None:
-    """Others have rewritten them since the attempt was planned, and have expired what knew them."""
-    sink, successor = make(spark, table, publish="settled"), make(spark, table, publish="settled")
+    """Others have rewritten them since the attempt was planned. That is no failure, of which none is allowed here."""
+    sink, successor = make(spark, table, publish="settled", retries=0), make(spark, table, publish="settled")
     mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
     mark = publish(sink, mark, 20, {1: "b"})
     late = stage(sink, mark, 30, {1: "c"})
 
     def others() -> None:
-        compact(spark, table, everything=True)
-        assert expire(spark, table, keep=timedelta(), at_least=1).data_files > 0
+        rewrite(spark, table)
         if overtaken:
             claim(successor)
 
-    looks = Looks(monkeypatch, before=others)
+    begun = Looks(monkeypatch, before=others).files if by == "workers" else by_planning(monkeypatch, others)
     outcome = sink.publish(late, mark)
     if overtaken:
         assert isinstance(outcome, FencedOff)
-        assert (len(looks.files), state(spark, table)) == (1, {1: "b", 2: "a"})
+        assert (len(begun), state(spark, table)) == (1, {1: "b", 2: "a"})
     else:
         assert isinstance(outcome, Published)
-        assert (outcome.attempts, len(looks.files), state(spark, table)) == (2, 2, {1: "c", 2: "a"})
+        assert (len(begun), state(spark, table)) == (2, {1: "c", 2: "a"})
 
 
+def test_a_writer_that_was_superseded_does_not_look_at_all(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor's run may have removed what it has staged: that is no file that the table lost."""
+    sink = make(spark, table, publish="settled")
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    late = stage(sink, mark, 20, {1: "zombie"})
+    claim(make(spark, table, publish="settled"))
+    for file in late.files:
+        Path(urlsplit(file.path).path).unlink()
+    looks = Looks(monkeypatch)
+    assert isinstance(sink.publish(late, mark), FencedOff)
+    assert looks.files == []
+    assert state(spark, table) == {1: "a", 2: "a"}
+
+
+def ruin(file: Path) -> None:
+    file.write_bytes(b"no Parquet file")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said", "looks"),
+    [
+        (Path.unlink, r"^a file that .* names is not there: .*\.parquet", 2),
+        (ruin, "^Spark could not look for deleted rows", 1),
+    ],
+)
 def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
-    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], said: str, looks: int
 ) -> None:
     sink = make(spark, table, publish="settled")
     mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
@@ -265,12 +303,13 @@ def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
 
     def lose() -> None:
         for path in data:
-            path.unlink()
+            harm(path)
 
-    looks = Looks(monkeypatch, before=lose)
-    with pytest.raises(IcefrontError, match="Spark could not look for deleted rows"):
+    looked = Looks(monkeypatch, before=lose)
+    with pytest.raises(IcefrontError, match=said) as stopped:
         sink.publish(stage(sink, mark, 20, {1: "b"}), mark)
-    assert len(looks.files) == 1
+    assert len(looked.files) == looks
+    assert stopped.value.exit_code == 5
 
 
 def test_a_lost_answer_publishes_once(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@
         ├── Overcompacted      the source no longer has what comes next
         ├── NewerFormat        a mark or state file of a newer Icefront
         ├── ClockBehind        the target's last commit is of the future
+        ├── FilesGone          files that the target names are not there
         ├── CommitUncertain    commits kept failing; nothing is known to be wrong
         └── StagedMismatch     a closed file changed, vanished or was reported twice unlike
 
@@ -23,6 +24,7 @@ An error is one sentence of fact with both values, then `next_step`: what to do.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Self
 
 UNEXPECTED = 1
@@ -116,6 +118,22 @@ class NewerFormat(Stopped):
 
 class ClockBehind(Stopped):
     """The target's last commit is of the future, by this machine's clock: it takes no commit of ours before that time."""
+
+
+class FilesGone(Stopped):
+    """Files that the target names are not there: others may have rewritten them and expired what knew them."""
+
+    paths: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, target: str, paths: Collection[str]) -> Self:
+        more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+        error = cls(
+            f"a file that {target} names is not there: {min(paths)}{more}",
+            "restore it from a copy; look for a program that removes files by itself",
+        )
+        error.paths = frozenset(paths)
+        return error
 
 
 class CommitUncertain(Stopped):

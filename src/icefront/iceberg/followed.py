@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from icefront.core.errors import CommitUncertain, ConfigError, Replaced, SourceChanged
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ATTEMPTS = 5
-FOREVER = 2**63 - 1
 
 
 class FollowedTable:
@@ -35,15 +35,20 @@ class FollowedTable:
         return self._seen[1]
 
     def keep(self, tag: str, snapshot: int) -> None:
-        """Let a tag point to a snapshot, for as long as nobody moves it; others' commits may come between."""
+        """Let a tag point to a snapshot, for as long as nobody moves it; others' commits may come between.
+
+        It is not moved back in main's history: a run that was overtaken may still ask for that, and would let expire what its successor needs.
+        """
         for _ in range(ATTEMPTS):
             table = self._refreshed()
-            ref = table.metadata().ref(tag)
-            if ref is not None and int(ref.snapshotId()) == snapshot:
+            base = table.metadata()
+            ref = base.ref(tag)
+            if ref is not None and (
+                int(ref.snapshotId()) == snapshot or self._gateway.is_past(table.table, ref.snapshotId(), snapshot)
+            ):
                 return
-            change = table.table.manageSnapshots()
-            change = change.createTag(tag, snapshot) if ref is None else change.replaceTag(tag, snapshot)
-            if table.commits(change.setMaxRefAgeMs(tag, FOREVER).commit):
+            # Made of what was looked at and of nothing newer: Iceberg's own change of a tag would be repeated on what others have made of it.
+            if table.commits(partial(table.table.operations().commit, base, self._gateway.with_tag(base, tag, snapshot))):
                 return
         raise table.trouble or CommitUncertain(
             f"tag {tag} of {self._name} could not be set in {ATTEMPTS} attempts: others kept committing", "nothing has to be done"

@@ -26,7 +26,16 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql.types import StructType
 
-from icefront.core.errors import ClockBehind, CommitUncertain, ConfigError, ConnectionFailed, IcefrontError, Replaced, Stopped
+from icefront.core.errors import (
+    ClockBehind,
+    CommitUncertain,
+    ConfigError,
+    ConnectionFailed,
+    FilesGone,
+    IcefrontError,
+    Replaced,
+    Stopped,
+)
 from icefront.core.files import ClosedFile, FileKind
 from icefront.core.marks import Mark
 from icefront.core.protocol import Ancestor, Head, Landed, NotLanded, Refusal
@@ -54,6 +63,7 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 0.5
 
 _METADATA_TABLE = "org.apache.iceberg.BaseMetadataTable"
 """What a catalog returns for `catalog.namespace.table.snapshots` and the like."""
+_FOREVER = 2**63 - 1
 _CLOCKS_DIFFER = 60_000
 """By so many milliseconds Iceberg lets a commit be older than the one before it."""
 
@@ -142,14 +152,14 @@ class Change:
     """What is to be committed in one step: files, the snapshot's summary, properties of the table.
 
     `also` is given the transaction first, and may change schema or partitioning in it. `deletes` is given the very metadata that is
-    committed onto, anew in every attempt, and says which deletes come and go with the files.
+    committed onto, anew in every attempt, and says which deletes come and go with the files. That may be dear: only an owner is asked.
     """
 
     files: Sequence[ClosedFile]
     entries: Mapping[str, str]
     properties: Mapping[str, str] = field(default_factory=dict)
     also: Callable[[JavaObject], None] = lambda _: None
-    deletes: Callable[[JavaObject], DeleteChange] = lambda _: DeleteChange()
+    deletes: Callable[[JavaObject], DeleteChange] | None = None
 
 
 class _Fence:
@@ -164,10 +174,14 @@ class _Fence:
         self.transaction: JavaObject = None
         self.error: Exception | None = None
 
+    def check(self) -> None:
+        """Raise unless the change may be made of what its transaction begins with."""
+        # The transaction's own view is exactly what is being committed onto; nobody else's refresh moves it.
+        self._check(self.transaction.table().operations().current())
+
     def validate(self, _snapshots: JavaObject) -> bool:
         try:
-            # The transaction's own view is exactly what is being committed onto; nobody else's refresh moves it.
-            self._check(self.transaction.table().operations().current())
+            self.check()
         except Exception as error:
             self.error = error
             raise
@@ -228,6 +242,8 @@ class Gateway:
         self.schema_parser = iceberg.SchemaParser
         self.metadata_parser = iceberg.TableMetadataParser
         self._table_metadata = iceberg.TableMetadata
+        self._snapshot_ref = iceberg.SnapshotRef
+        self._snapshot_util = iceberg.util.SnapshotUtil
         self.schema_util = iceberg.spark.SparkSchemaUtil
         self.spec_parser = iceberg.PartitionSpecParser
         self.spec_class = iceberg.PartitionSpec
@@ -245,6 +261,17 @@ class Gateway:
     def with_snapshot(self, metadata: JavaObject, snapshot: JavaObject) -> JavaObject:
         """Return a table's metadata with one more snapshot, which is the current one."""
         return self._table_metadata.buildFrom(metadata).setBranchSnapshot(snapshot, "main").build()
+
+    def with_tag(self, metadata: JavaObject, tag: str, snapshot: int) -> JavaObject:
+        """Return a table's metadata with a tag on a snapshot that stays as long as the tag."""
+        ref = self._snapshot_ref.tagBuilder(snapshot).maxRefAgeMs(_FOREVER).build()
+        return self._table_metadata.buildFrom(metadata).setRef(tag, ref).build()
+
+    def is_past(self, table: JavaObject, snapshot: int, other: int) -> bool:
+        """Say whether a snapshot is one of main's, as far as its history is known, and came after another one."""
+        if not self._snapshot_util.isAncestorOf(table, snapshot) or (older := table.snapshot(other)) is None:
+            return False
+        return int(table.snapshot(snapshot).sequenceNumber()) > int(older.sequenceNumber())
 
     def catalog(self, name: str) -> JavaObject:
         # Spark looks catalogs up through the thread's own session, and a new thread has none.
@@ -458,6 +485,7 @@ class JavaTable:
         """Commit a change and the mark in one step, under a fence evaluated in each attempt.
 
         Commits of others that come first do not count as failures for `patience` seconds: the change is put together anew on theirs.
+        So it is when files are gone that it is made of; those that are still gone then are nobody's commit, and stop it.
         """
         marked = replace(change, properties={**change.properties, summary.mark_property(pipeline): mark.to_json()})
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
@@ -470,6 +498,7 @@ class JavaTable:
         self, fence: _Fence, pipeline: str, change: Change, patience: float, before_commit: Callable[[], None]
     ) -> Landed | NotLanded:
         given_up = time.monotonic() + patience
+        gone: frozenset[str] = frozenset()
         attempt = 0
         while True:
             attempt += 1
@@ -480,29 +509,33 @@ class JavaTable:
                     before_commit()
                     self._swap(transaction)
                 return self._find(pipeline, snapshot, attempt)
+            except Refusal as refusal:
+                return NotLanded(str(refusal))
+            except FilesGone as error:
+                if error.paths & gone:
+                    raise
+                gone |= error.paths
+                log.info("putting a commit together anew: files of the table are gone", table=self.name, error=error.fact)
+                if time.monotonic() >= given_up:
+                    return NotLanded(error.fact)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 answer = fence.judge(error)
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
-            except (IcefrontError, OSError) as error:
-                # Files that it is put together of may be gone, if others have moved the table on. What landed is looked up.
-                if not self._moved_on(fence.transaction):
-                    raise
-                return NotLanded(f"the table was changed meanwhile: {error}")
             _pause(attempt)
-
-    def _moved_on(self, transaction: JavaObject) -> bool:
-        """Say whether the table is another one by now than a transaction began with."""
-        self.refresh()
-        return self.place() != str(transaction.startMetadata().metadataFileLocation())
 
     def _change(self, fence: _Fence, change: Change) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
         transaction = self.table.newTransaction()
         fence.transaction = transaction
         change.also(transaction)
-        update = self._snapshot_update(transaction, change.files, change.deletes(transaction.startMetadata()))
+        deletes = _deletes(fence, change)
+        try:
+            update = self._snapshot_update(transaction, change.files, deletes)
+        except JAVA_ERRORS:
+            fence.check()  # what does not fit the table may not fit because the fence would have refused it
+            raise
         update.scanManifestsWith(self.gateway.at_once)
         update.validateWith(fence)
         for key, value in change.entries.items():
@@ -692,6 +725,14 @@ class JavaTable:
         tree = self.gateway.mapper.readTree(json.dumps(files))
         specs = self.table.specs()
         return [self.gateway.file_parser.fromJson(tree.get(i), specs) for i in range(len(files))]
+
+
+def _deletes(fence: _Fence, change: Change) -> DeleteChange:
+    """Ask which deletes come and go with a change. Who has been overtaken does not get that far: what it would look into may be gone."""
+    if change.deletes is None:
+        return DeleteChange()
+    fence.check()
+    return change.deletes(fence.transaction.startMetadata())
 
 
 def _follows(snapshot: JavaObject, metadata: JavaObject) -> bool:

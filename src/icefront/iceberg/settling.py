@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icefront.core.errors import Stopped
+from icefront.core.errors import FilesGone, Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing, Manifests, Metrics
 from icefront.iceberg.statediff import Deletes, Facts
 
@@ -94,6 +94,13 @@ def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = 
     With `most`, the oldest deletes of about so many keys, beside those to be published: workers hold all keys that are looked up
     together.
     """
+    try:
+        return _owed(view, manifests, unpublished, most)
+    except FileNotFoundError as error:
+        raise FilesGone.of(view.table, [str(error)]) from error
+
+
+def _owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry], most: int | None) -> Debt:
     refs = manifests.of(view.metadata.current_snapshot()).values()
     known = [delete for e in manifests.entries([ref for ref in refs if not ref.has_data]) for delete in e.deletes]
     equality = [delete for delete in known if delete.kind is DeleteKind.EQUALITY]

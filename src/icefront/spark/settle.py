@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyiceberg.io import load_file_io
 from pyiceberg.table.locations import load_location_provider
 
+from icefront.core.errors import FilesGone
 from icefront.iceberg import described, settling
 from icefront.iceberg.described import DeleteChange
 from icefront.iceberg.settling import NewDelete, Unsettled
@@ -57,6 +58,13 @@ class _Written:
     count: int
     offset: int | None = None
     length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """A file that is not there. Told as a value: Spark would try again, and bury which one it is in a Java trace."""
+
+    what: str
 
 
 @dataclass(frozen=True)
@@ -113,16 +121,19 @@ def _position_deletes(path: str, positions: Positions) -> bytes:
     return content.getvalue()
 
 
-def find_dead(spark: SparkSession, work: Work, files: Sequence[Unsettled]) -> list[NewDelete]:
-    """Find the dead rows of files and write them down; nothing becomes visible by it."""
+def find_dead(spark: SparkSession, work: Work, table: str, files: Sequence[Unsettled]) -> list[NewDelete]:
+    """Find the dead rows of a table's files and write them down; nothing becomes visible by it."""
     ship_package(spark)
     total = sum(unsettled.file.size for unsettled in files)
     limit = min(PARTITION_BYTES, -(-total // max(1, spark.sparkContext.defaultParallelism)))
     tasks = [pickle.dumps(task) for task in settling.parts(files, limit)]
-    told: RDD[_Written] = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_Stage(work))
+    rdd: RDD[_Written | _Gone] = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_Stage(work))
     with living(spark):
-        written: list[_Written] = run(told, "look for deleted rows")
+        told: list[_Written | _Gone] = run(rdd, "look for deleted rows")
+    if gone := [file.what for file in told if isinstance(file, _Gone)]:
+        raise FilesGone.of(table, gone)
     by_path = {unsettled.file.path: unsettled for unsettled in files}
+    written = (new for new in told if isinstance(new, _Written))
     return [NewDelete(by_path[new.file], new.path, new.size, new.count, new.offset, new.length) for new in written]
 
 
@@ -154,7 +165,9 @@ class Settler:
                 return view.metadata.format_version, unsettled.file.path, *(delete.key for delete in unsettled.deletes)
 
             missing = [unsettled for unsettled in owed.files if place(unsettled) not in found]
-            written = {place(new.of): new for new in (find_dead(self._spark, Work.of(view), missing) if missing else ())}
+            written = {
+                place(new.of): new for new in (find_dead(self._spark, Work.of(view), view.table, missing) if missing else ())
+            }
             found.update({place(unsettled): written.get(place(unsettled)) for unsettled in missing})
             new = [replace(was, of=unsettled) for unsettled in owed.files if (was := found[place(unsettled)]) is not None]
             ours = {delete.key for delete in unpublished}
@@ -170,9 +183,13 @@ class _Stage:
 
     work: Work
 
-    def __call__(self, tasks: Iterator[bytes]) -> Iterator[_Written]:
+    def __call__(self, tasks: Iterator[bytes]) -> Iterator[_Written | _Gone]:
         for task in tasks:
             files: list[Unsettled] = pickle.loads(task)  # noqa: S301 — written by our own driver
-            dead = {unsettled.file.path: self.work.dead(unsettled) for unsettled in files}
+            try:
+                dead = {unsettled.file.path: self.work.dead(unsettled) for unsettled in files}
+            except FileNotFoundError as error:
+                yield _Gone(str(error))
+                return
             if found := {path: positions for path, positions in dead.items() if len(positions)}:
                 yield from self.work.write(found)

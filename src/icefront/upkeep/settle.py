@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from icefront.core.errors import CommitUncertain, ConfigError
+from icefront.core.errors import CommitUncertain, ConfigError, FilesGone
 from icefront.iceberg import described, settling
 from icefront.iceberg.live import DeleteEntry
 from icefront.iceberg.settling import Debt, NewDelete
@@ -57,9 +57,20 @@ def settle(spark: SparkSession, table: str) -> Settled:
     begun = time.perf_counter()
     done = Settled(table)
     refused = 0
-    while (owed := debt(view := View.of(spark, table))).equality:
-        done = replace(done, rounds=done.rounds + 1)
-        if (landed := _round(spark, view, owed)) is None:
+    gone: frozenset[str] = frozenset()
+    while True:
+        landed = None
+        try:
+            if not (owed := debt(view := View.of(spark, table))).equality:
+                break
+            done = replace(done, rounds=done.rounds + 1)
+            landed = _round(spark, view, owed)
+        except FilesGone as error:
+            # Others may have rewritten them since the plan, and have expired what knew them.
+            if error.paths & gone:
+                raise
+            gone |= error.paths
+        if landed is None:
             refused += 1
             log.info("others changed the same files; planning the settle anew", table=table, round=done.rounds)
             if refused == ROUNDS:
@@ -96,7 +107,7 @@ def _round(spark: SparkSession, view: View, owed: Debt) -> tuple[list[NewDelete]
     parts = list(settling.parts(owed.files, COMMIT_BYTES))
     for number, part in enumerate(parts, 1):
         failpoint("settle.before")
-        new = find_dead(spark, work, part) if part else []
+        new = find_dead(spark, work, view.table, part) if part else []
         last = number == len(parts)
         removed = [*settling.replaced(new), *(owed.equality if last else ())]
         if new or removed:
