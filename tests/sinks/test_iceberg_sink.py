@@ -33,6 +33,7 @@ from icefront.core.timestamps import Timestamp
 from icefront.iceberg import evolution
 from icefront.iceberg.java import Gateway, _Fence
 from icefront.iceberg.partitions import PartitionField
+from icefront.iceberg.view import View
 from icefront.proof.harness import wait_until
 from icefront.sinks.iceberg import IcebergSink, IcebergTarget
 from icefront.upkeep.settle import settle
@@ -539,7 +540,7 @@ def test_an_epoch_is_written_anew_when_a_column_was_replaced_meanwhile(
             spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
 
     monkeypatch.setattr("icefront.sinks.iceberg.failpoint", replace_column)
-    with pytest.raises(Stopped, match=r"^column v of .* was dropped and added again since the epoch was written"):
+    with pytest.raises(Stopped, match=r"^column v was dropped and added again in .* since the epoch was written"):
         sink.publish(staged, mark)
     assert moment in passed
     assert (sink.recall(), count(spark, table)) == (mark, before), "it was published"
@@ -549,6 +550,61 @@ def test_an_epoch_is_written_anew_when_a_column_was_replaced_meanwhile(
     assert not successor.present(staged)
     publish(successor, mark, 10, {1: "a"}, fresh=True)
     assert state(spark, table) == {1: "a"}
+
+
+def clean_out(spark: Any, table: str) -> None:
+    """Expire as one may who wants the smallest metadata: with the schemas and specs that no snapshot and no file has any more."""
+    options = "older_than => TIMESTAMP '2100-01-01', retain_last => 1, clean_expired_metadata => true"
+    spark.sql(f"CALL lake.system.expire_snapshots(table => '{table}', {options})")
+
+
+def test_an_epoch_is_written_anew_when_the_schema_it_was_written_with_was_removed(spark: Any, table: str) -> None:
+    """Whether its columns are the same ones nobody can tell any more; here, one is not."""
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"})
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
+    # The claim's snapshot has the schema of before.
+    spark.sql(f"INSERT INTO {table} VALUES (7, 'theirs')")
+    clean_out(spark, table)
+    assert not sink.present(staged)
+    with pytest.raises(Stopped, match=r"^schema 0, which files of the epoch have, was removed in .* since the epoch was written"):
+        sink.publish(staged, mark)
+    assert state(spark, table) == {7: "theirs"}
+    successor = make(spark, table)
+    publish(successor, claim(successor), 10, {1: "a"})
+    assert state(spark, table) == {1: "a", 7: "theirs"}
+
+
+@pytest.mark.parametrize("how", ["immediate", "settled"])
+def test_a_partitioned_table_goes_on_when_the_spec_without_partitions_was_removed(spark: Any, table: str, how: str) -> None:
+    """Deletes of every partition are written in it; expiry may find that no file has it."""
+    wanted = {"publish": how, "partition_by": (PartitionField("bucket", "id", 2),)}
+    sink = make(spark, table, **wanted)
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    if how == "immediate":
+        mark = publish(sink, mark, 20, {1: "b"})
+        settle(spark, table)
+        spark.sql(f"CALL lake.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))")
+    staged = stage(sink, mark, 30, {2: "c"})
+    clean_out(spark, table)
+    specs = View.of(spark, table).metadata.specs()
+    assert all(spec.fields for spec in specs.values()), "there is one without partitions"
+    if how == "settled":
+        done = sink.publish(staged, mark)
+        assert isinstance(done, Published)
+        mark = done.mark
+    else:
+        assert not sink.present(staged)
+        with pytest.raises(Stopped, match=r"^partition spec \[\d\] is gone from .*"):
+            sink.publish(staged, mark)
+    sink.prepare(())
+    mark = publish(sink, mark, 40, {2: "d"})
+    assert state(spark, table)[2] == "d"
+    successor = make(spark, table, **wanted)
+    publish(successor, claim(successor), 50, {2: "e"})
+    assert state(spark, table)[2] == "e"
 
 
 def test_two_pipelines_that_find_a_table_empty_in_the_same_moment_do_not_both_get_it(spark: Any, table: str) -> None:

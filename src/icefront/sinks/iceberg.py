@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
-from icefront.core.files import FileKind, Staged
+from icefront.core.files import ClosedFile, FileKind, Staged
 from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
 from icefront.core.protocol import (
@@ -119,6 +119,9 @@ class IcebergSink:
             self._create(wishes)
         else:
             self._evolve(wishes)
+            if self._writer is not None and not self._scoped and self._unpartitioned_spec() is None:
+                # Expiry may clean out specs that no file has any more.
+                self._align_partitioning()
         return self._schema()
 
     def _create(self, wishes: Sequence[Wish]) -> None:
@@ -403,17 +406,26 @@ class IcebergSink:
     def present(self, staged: Staged) -> bool:
         table = self._live()
         io = load_file_io({**table.io_properties(), **self._wanted.io_properties}, table.table.location())
-        return not self._replaced_columns(staged) and all(_exists(io, f.path, f.size) for f in staged.files)
+        fits = not self._lost_specs(staged) and self._other_columns(staged) is None
+        return fits and all(_exists(io, f.path, f.size) for f in staged.files)
 
-    def _replaced_columns(self, staged: Staged) -> list[str]:
-        """Name the columns that are others by now: what was written for them would read as null."""
+    def _lost_specs(self, staged: Staged) -> list[int]:
+        """Name the partition specs of an epoch that the table has no longer: expiry may clean out those that no file has."""
+        return sorted({file.spec_id for file in self._added(staged)} - self._specs().keys())
+
+    def _other_columns(self, staged: Staged) -> str | None:
+        """Say why columns are, or may be, others than an epoch was written for: its values would read as null. None where they are not."""
         metadata = self._live().metadata()
         # As each file says: the table may have changed while they were written.
         written = {file.schema_id for file in staged.files} - {int(metadata.schema().schemaId())}
-        known = (metadata.schemasById().get(number) for number in sorted(written))
+        known = {number: metadata.schemasById().get(number) for number in sorted(written)}
+        if forgotten := [number for number, schema in known.items() if schema is None]:
+            # Expiry may clean out schemas that no snapshot has: what the columns were then, nobody can tell.
+            return f"schema {forgotten[0]}, which files of the epoch have, was removed"
         now = {f.name: f.field_id for f in self._parse(metadata.schema()).fields} if written else {}
-        then = (f for schema in known if schema is not None for f in self._parse(schema).fields)
-        return sorted({f.name for f in then if now.get(f.name, f.field_id) != f.field_id})
+        then = (f for schema in known.values() for f in self._parse(schema).fields)
+        replaced = sorted({f.name for f in then if now.get(f.name, f.field_id) != f.field_id})
+        return f"column {', '.join(replaced)} was dropped and added again" if replaced else None
 
     def _dropped_keys(self, staged: Staged) -> list[int]:
         """Name the keys of an epoch's deletes that are no columns by now."""
@@ -436,13 +448,19 @@ class IcebergSink:
     def _change(self, staged: Staged, mark: Mark) -> Change:
         """Say what publishing an epoch changes. Settled, its equality deletes stay outside, and what they name goes in."""
         entries = summary.of_epoch(mark, staged)
+        added = self._added(staged)
+        if len(added) == len(staged.files):
+            return Change(added, entries)
         equality = [file for file in staged.files if file.kind is FileKind.EQUALITY_DELETES]
-        if self._wanted.publish == "immediate" or not equality:
-            return Change(staged.files, entries)
-        # Files without rows are there for the sake of equality deletes only.
-        data = [file for file in staged.files if file.kind is FileKind.DATA and file.records]
         deletes = self._settler.settling(self._live(), equality, self._wanted.io_properties)
-        return Change(data, entries, deletes=deletes)
+        return Change(added, entries, deletes=deletes)
+
+    def _added(self, staged: Staged) -> Sequence[ClosedFile]:
+        """Return the files of an epoch that the table gets."""
+        if self._wanted.publish == "immediate" or all(file.kind is FileKind.DATA for file in staged.files):
+            return staged.files
+        # Files without rows are there for the sake of equality deletes only.
+        return [file for file in staged.files if file.kind is FileKind.DATA and file.records]
 
     def _converse(self, conversation: Generator[Request, Answer, T], publishes: Change | None = None) -> T:
         """Carry out what the protocol asks for, with back-off between attempts."""
@@ -513,25 +531,18 @@ class IcebergSink:
 
     def _check_layout(self, staged: Staged) -> None:
         """Stop when what the files were written under is no longer valid where they would go."""
-        metadata = self._live().metadata()
-        specs = set(map(int, self._gateway.read(metadata.specsById().keySet())))
-        lost = {f.spec_id for f in staged.files} - specs
-        if lost:
-            raise Stopped(
-                f"partition spec {sorted(lost)} is gone from {self.target}", "start the pipeline again: the epoch is written anew"
-            )
-        if replaced := self._replaced_columns(staged):
-            raise Stopped(
-                f"column {', '.join(replaced)} of {self.target} was dropped and added again since the epoch was written",
-                "start the pipeline again: the epoch is written anew",
-            )
+        anew = "start the pipeline again: the epoch is written anew"
+        if lost := self._lost_specs(staged):
+            raise Stopped(f"partition spec {lost} is gone from {self.target}", anew)
+        if others := self._other_columns(staged):
+            raise Stopped(f"{others} in {self.target} since the epoch was written", anew)
         if dropped := self._dropped_keys(staged):
             raise SchemaRefused(
                 f"key column with field id {dropped[0]} was dropped from {self.target}",
                 "add the column back, or write to a new table",
             )
         if self._scoped and any(f.equality_ids for f in staged.files):
-            check_scope(self.target, len(specs), (), None, ())
+            check_scope(self.target, len(self._specs()), (), None, ())
 
     def _check_landed(self, staged: Staged) -> None:
         """Stop when what was published met other columns than the fence saw: a REST catalog compares the branch, not the schema.
@@ -545,9 +556,9 @@ class IcebergSink:
                 f"{published} the key column with field id {dropped[0]} was dropped: rows do not replace older ones any more",
                 "load into a new table",
             )
-        if replaced := self._replaced_columns(staged):
+        if others := self._other_columns(staged):
             raise Stopped(
-                f"{published} column {', '.join(replaced)} is another one, dropped and added again: it is null in the epoch's rows, as in older ones",
+                f"{published} {others}: what was written for another column is null in the epoch's rows, as in older ones",
                 "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
             )
 
