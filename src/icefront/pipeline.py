@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import structlog
 from pyiceberg.schema import Schema
@@ -41,9 +41,10 @@ from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.failpoints import failpoint
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 SCHEMA_ROUNDS = 8
-OBSERVE_ATTEMPTS = 6
+SOURCE_ATTEMPTS = 6
 WRITERS = 4
 
 
@@ -208,7 +209,11 @@ class Lane:
             if staged.fresh and not self.fresh:
                 break  # written without deletes for an empty table, which has rows by now
             if not sink.present(staged):
-                log.warning("staged files are gone; writing the epoch again", target=sink.target, epoch=str(staged.epoch))
+                log.warning(
+                    "staged files are gone or do not fit the table any more; writing the epoch again",
+                    target=sink.target,
+                    epoch=str(staged.epoch),
+                )
                 break
             kept.append(staged)
         dropped = [str(s.epoch_id) for s in noted if s not in kept]
@@ -441,7 +446,7 @@ class Run:
                 break
             if not epochs:
                 opened = self._open_new(identity)
-                if self._options.until_caught_up and not opened:
+                if self._ends or (self._options.until_caught_up and not opened):
                     break
                 if not opened:
                     self._stop.wait(self._options.poll)
@@ -453,7 +458,7 @@ class Run:
     def _open_new(self, identity: Identity) -> bool:
         """Open lanes for routes that were not there before; say whether there were any."""
         known = {lane.route.sink.target for lane in self._lanes}
-        found = self._discover()
+        found = self._patiently(self._discover) or ()
         new = [self._lane(route) for route in found if isinstance(route, Route) and route.sink.target not in known]
         self._lanes += new
         for lane in new:
@@ -502,11 +507,22 @@ class Run:
         return epochs
 
     def _observe(self, position: Position, tables: Sequence[str]) -> Observation | None:
-        """Look at the source; one that is away for a moment is asked again, one that stays away (None) ends the run."""
-        for attempt in range(OBSERVE_ATTEMPTS):
+        """Look at the source; None when it stays away."""
+
+        def look() -> Observation:
             failpoint("observe.before")
+            return self._source.observe(position, tables)
+
+        observation = self._patiently(look)
+        if observation is not None:
+            failpoint("observe.after")
+        return observation
+
+    def _patiently(self, ask: Callable[[], T]) -> T | None:
+        """Ask the source something; one that is away for a moment is asked again, one that stays away (None) ends the run."""
+        for attempt in range(SOURCE_ATTEMPTS):
             try:
-                observation = self._source.observe(position, tables)
+                answer = ask()
             except ConnectionFailed as error:
                 log.warning("the source did not answer; asking again", error=error.fact)
                 self._lost = error
@@ -514,8 +530,7 @@ class Run:
                     break
                 continue
             self._lost = None
-            failpoint("observe.after")
-            return observation
+            return answer
         return None
 
     def _advance(self, writers: ThreadPoolExecutor, epoch: Epoch, identity: Identity) -> None:

@@ -291,8 +291,27 @@ def test_a_source_that_is_away_for_a_moment_is_asked_again() -> None:
     assert (sink_a.table.rows(), sink_b.table.rows()) == ([(2, 20)], [(7, 71)])
 
 
+def test_a_source_that_does_not_say_for_a_moment_which_tables_it_has_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icefront.pipeline.SOURCE_ATTEMPTS", 3)
+    feed = source()
+    (a, _, _), (b, sink, _) = route(feed, "a"), route(feed, "b")
+    away = ConnectionFailed("no route to host", "wait")
+    answers: Iterator[Sequence[Route] | ConnectionFailed] = iter([away, [a], away, away, [a, b], away, away, away])
+
+    def tables() -> Sequence[Route]:
+        answer = next(answers)
+        if isinstance(answer, ConnectionFailed):
+            raise answer
+        return answer
+
+    with pytest.raises(ConnectionFailed, match="no route"):
+        run(feed, (), discover=tables, options=RunOptions(poll=0))
+    assert sink.table.rows() == [(7, 71)]
+    assert next(answers, None) is None, "one that stays away ends the run"
+
+
 def test_a_source_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icefront.pipeline.OBSERVE_ATTEMPTS", 2)
+    monkeypatch.setattr("icefront.pipeline.SOURCE_ATTEMPTS", 2)
     feed = source()
     a, _, _ = route(feed, "a")
     feed.failing = [ConnectionFailed("no route to host", "wait")] * 3
@@ -323,7 +342,7 @@ def test_a_target_that_can_be_routed_later_is_taken_up() -> None:
 
 def test_nothing_is_minted_for_a_newcomer_while_the_source_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not listed would be taken for empty, and its rows would be missing for good."""
-    monkeypatch.setattr("icefront.pipeline.OBSERVE_ATTEMPTS", 2)
+    monkeypatch.setattr("icefront.pipeline.SOURCE_ATTEMPTS", 2)
     feed = source()
     (a, _, _), (b, sink_b, job_b) = route(feed, "a"), route(feed, "b", exists=False)
     run(feed, [a])
