@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from icefront.proof.failpoints import ENVIRONMENT, FAILPOINTS
 from icefront.proof.harness import PROGRAM, Begin, Driver, executed
 from tests.conftest import lean
 from tests.process.forked import forked
@@ -48,6 +49,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "finishing what is in flight" in said
     assert json.loads(rest)["drained"] is True
     return folder
+
+
+@pytest.mark.parametrize("begin", [executed, forked])
+@pytest.mark.parametrize("arguments", [["run", "orders.yaml"], ["settle", "lake.shop.orders"], ["status"]], ids=" ".join)
+def test_a_mistyped_failpoint_ends_a_command_with_the_names_that_there_are(
+    tmp_path: Path, arguments: list[str], begin: Begin
+) -> None:
+    environment = {**lean(), ENVIRONMENT: "publish.beforecommit=kill"}
+    with Driver(command(*arguments), tmp_path, environment, begin) as driver:
+        driver.expect(2)
+    known = ", ".join(FAILPOINTS)
+    assert driver.stderr == f'error: {ENVIRONMENT}: there is no failpoint "publish.beforecommit"\n  → known are {known}\n'
 
 
 class running:  # noqa: N801 — reads as what it is

@@ -70,6 +70,23 @@ def test_what_is_armed_is_told_once_before_anything_strikes(monkeypatch: pytest.
     assert (line["settle.before"], line["note.before"]) == ("raise", "kill")
 
 
+def test_what_cannot_be_armed_is_told_when_asked_and_lets_nobody_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that arms may not fail: who imports could not tell it as an error of the environment."""
+    failpoints.check()
+    monkeypatch.setenv(failpoints.ENVIRONMENT, "note.before=raise, note.befor=kill")
+    failpoints.arm()
+    try:
+        with pytest.raises(ConfigError, match=r'there is no failpoint "note\.befor"'):
+            failpoints.check()
+        with pytest.raises(ConfigError, match=r'there is no failpoint "note\.befor"'):
+            failpoint("write.after")
+    finally:
+        monkeypatch.undo()
+        failpoints.arm()
+    failpoints.check()
+    failpoint("write.after")
+
+
 def test_a_name_that_nobody_knows_is_an_error_where_it_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "_armed", parse("note.before=raise"))
     with pytest.raises(failpoints.FailpointError, match=r"note\.between is no failpoint"):

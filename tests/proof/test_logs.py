@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from icefront.proof.logs import early_releases
+from icefront.proof.logs import early_releases, events
 
 
 def said(event: str, frontier: str | int, table: str = "lake.t.orders") -> str:
@@ -30,9 +30,9 @@ def early(*lines: str) -> Sequence[tuple[str, tuple[int, int]]]:
         [said("claimed", 10), said("released", 10)],
         [
             "not JSON at all\n",
+            '{"event": "released upkeep", "frontier": 9}\n',
             '{"frontier": "9.0", "event": "released"',
             'WARN {"frontier": "9.0", "event": "released"}\n',
-            '{"event": "released upkeep", "frontier": 9}\n',
         ],
     ],
 )
@@ -68,3 +68,34 @@ def test_a_line_that_is_not_whole_yet_is_not_read():
     line = said("released", 20)
     assert not any(early(said("claimed", 10), line[:cut]) for cut in range(len(line)))
     assert early(said("claimed", 10), line)
+
+
+# ── lines that cannot be read ──────────────────────────────────────────────────────────────
+CUT = '{"frontier": "9.0", "event": "released", "wri'
+
+
+@pytest.mark.parametrize("rest", ["", "\n", "WARN its JVM goes on\n", "\nWARN its JVM goes on\nand on\n"])
+def test_the_last_line_of_a_run_that_was_killed_may_be_cut_short_and_its_jvm_go_on_in_it(rest: str):
+    log = said("released", 5) + CUT + rest
+    assert [event["frontier"] for event in events(log, "released")] == ["5.0000000000"]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "\n" + said("released", 10),
+        "WARN its JVM goes on\n" + said("released", 10),
+        "\n" + said("claimed", 10),
+        "\n" + said("claimed", 10)[:-5] + "\n",
+    ],
+    ids=["by itself", "with a JVM's words in it", "before an event of another name", "before another such line"],
+)
+def test_a_line_that_cannot_be_read_and_after_which_the_run_went_on_is_told(rest: str):
+    """It may have been a release that came too early."""
+    with pytest.raises(ValueError, match=r'a run went on after a line .* cannot be read: \{"frontier": "9\.0"'):
+        list(events(said("released", 5) + CUT + rest, "released"))
+
+
+def test_two_events_in_one_line_are_told_when_the_run_went_on():
+    with pytest.raises(ValueError, match="cannot be read"):
+        early(said("claimed", 10).strip() + said("released", 20), said("published", 20))

@@ -15,6 +15,7 @@ import typer
 
 from icefront.cli.errors import Commands
 from icefront.log import configure
+from icefront.proof import failpoints
 from icefront.version import __version__
 
 app = typer.Typer(
@@ -79,6 +80,7 @@ def _options(
     """Exactly-once change data capture into Apache Iceberg, on Spark."""
     del debug, version  # `Commands` looks at debug; the version was printed by now
     configure(log, verbose)
+    failpoints.check()
 
 
 @app.command(epilog="Example: [bold]icefront init shop && cd shop && icefront run orders.yaml --until caught-up[/]")

@@ -104,17 +104,32 @@ def _is_action(action: str) -> bool:
 
 
 _armed: dict[str, _Armed] = {}
+_wrong: ConfigError | None = None
+"""What is wrong with what the environment names: then nothing is armed, and nobody passes."""
 _passed = count()
 """Counts passings of any of them; of several threads one is the first."""
 
 
 def arm() -> None:
-    """Arm what the environment names, and nothing else."""
-    global _armed, _passed
-    _armed, _passed = parse(os.environ.get(ENVIRONMENT, "")), count()
+    """Arm what the environment names, and nothing else. What is wrong with it is told by `check`, and where one is passed."""
+    global _armed, _wrong, _passed
+    (_armed, _wrong), _passed = _read(os.environ.get(ENVIRONMENT, "")), count()
+
+
+def _read(text: str) -> tuple[dict[str, _Armed], ConfigError | None]:
+    try:
+        return parse(text), None
+    except ConfigError as error:
+        return {}, error  # an import is no place to raise it: nobody would report it as an error of ours
 
 
 arm()
+
+
+def check() -> None:
+    """Raise ConfigError when the environment names what cannot be armed."""
+    if _wrong is not None:
+        raise _wrong
 
 
 def armed() -> Mapping[str, str]:
@@ -123,8 +138,9 @@ def armed() -> Mapping[str, str]:
 
 
 def failpoint(name: str) -> None:
-    """Pass a named place; does nothing unless a test armed it."""
+    """Pass a named place; does nothing unless a test armed it. Raises ConfigError when one was to be armed that cannot be."""
     if not _armed:
+        check()
         return
     if name not in FAILPOINTS:
         raise FailpointError(f"{name} is no failpoint that could be armed")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 At = tuple[int, int]
+_EVENT = '"event": '
 
 
 def early_releases(log: str) -> Iterator[tuple[str, At]]:
@@ -36,12 +36,21 @@ def early_releases(log: str) -> Iterator[tuple[str, At]]:
 
 
 def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
-    """Read the events of these names. A line may be half written, by a run that lives or was killed; a JVM may have gone on in it."""
-    told = tuple(f'"event": "{name}"' for name in names)
+    """Read the events of these names in the log of one run.
+
+    Its last line may be half written, by a run that lives or was killed; a JVM may have gone on in it. Raises ValueError when a run that said
+    more after such a line has told something that nobody can read: what was checked without it would hold for less than it seems.
+    """
+    told = tuple(f'{_EVENT}"{name}"' for name in names)
+    cut = ""
     for line in log.split("\n")[:-1]:
+        if cut and _EVENT in line:
+            raise ValueError(f"a run went on after a line of its log that cannot be read: {cut[:300]}")
         if any(event in line for event in told):
-            with suppress(json.JSONDecodeError):
+            try:
                 yield json.loads(line)
+            except json.JSONDecodeError:
+                cut = line
 
 
 def _at(printed: str) -> At:
