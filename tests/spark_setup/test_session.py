@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkValueError
 
 from icefront.core.errors import ConnectionFailed, Stopped
+from icefront.spark import session
 from icefront.spark.session import living
 
 
@@ -105,6 +106,17 @@ def test_the_jvm_is_that_of_the_spark_at_home_unless_that_is_the_executors(tmp_p
     used, other = homes["configured" if asked else "usual"], homes["usual" if asked else "configured"]
     assert (used / "asked").read_text() == f"{used}\n"
     assert not (other / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "all_of_them"),
+    [(None, "/ours/a.jar,/ours/b.jar"), ("driver.jar", "/ours/a.jar,/ours/b.jar,driver.jar"), ("", "")],
+)
+def test_a_projects_jars_come_beside_ours_and_not_in_their_place(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, all_of_them: str
+) -> None:
+    monkeypatch.setattr("icefront.spark.jars.ensure", lambda: [Path("/ours/a.jar"), Path("/ours/b.jar")])
+    assert session._jars(own) == all_of_them
 
 
 def test_a_home_that_is_none_is_named(tmp_path: Path) -> None:

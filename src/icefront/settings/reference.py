@@ -5,8 +5,8 @@ A test compares the committed files with what this makes, so the three never dri
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -287,4 +287,8 @@ def _default(name: str, field: FieldInfo, model: type[Part]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    parser = argparse.ArgumentParser(
+        prog="python -m icefront.settings.reference", description="Write schemas and reference of the model."
+    )
+    parser.add_argument("root", type=Path, nargs="?", default=Path(), help="where they go (default: the current folder)")
+    main(parser.parse_args().root)

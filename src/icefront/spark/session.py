@@ -62,8 +62,7 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
     settings = dict(_ALWAYS)
     if master.startswith("local"):
         settings |= _LOCAL
-    settings["spark.jars"] = ",".join(str(path) for path in jars.ensure())
-    settings |= conf
+    settings |= {**conf, "spark.jars": _jars(conf.get("spark.jars"))}
     builder = SparkSession.builder.master(master).appName(name)
     with _stderr_into(log):
         if SparkContext._gateway is not None:  # noqa: SLF001 — PySpark has no other name for a living JVM
@@ -75,6 +74,11 @@ def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None =
                 spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN" if log else "ERROR")
     return spark
+
+
+def _jars(own: str | None) -> str:
+    """Name ours and a project's own. An empty text of the project's says that ours are on the class path already."""
+    return own if own == "" else ",".join([*map(str, jars.ensure()), *filter(None, [own])])
 
 
 def _home(folder: str | None) -> str | None:
