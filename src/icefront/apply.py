@@ -21,7 +21,7 @@ from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.errors import ConfigError, FencedOut, SourceChanged
-from icefront.core.files import Staged
+from icefront.core.files import Staged, column_ids
 from icefront.core.marks import Identity, Mark, Position, canonical
 from icefront.core.ports import Wish
 from icefront.core.protocol import FencedOff, Published
@@ -116,6 +116,7 @@ def apply_changes(
         settings=sink.settings(),
         fresh=fresh,
         counts=counts,
+        columns=column_ids(schema),
     )
     match sink.publish(staged, mark):
         case Published(snapshot=snapshot, mark=after):

@@ -24,7 +24,7 @@ from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, Minting, epoch_id, mint
 from icefront.core.errors import ConnectionFailed, FencedOut, IcefrontError, SchemaRefused
-from icefront.core.files import ClosedFile, FileKind, Staged
+from icefront.core.files import ClosedFile, FileKind, Staged, column_ids
 from icefront.core.marks import START, Identity, Mark, Position
 from icefront.core.ports import Observation, Report, Sink, Source, Split, Wish
 from icefront.core.protocol import (
@@ -210,7 +210,7 @@ class Lane:
                 break  # written without deletes for an empty table, which has rows by now
             if not sink.present(staged):
                 log.warning(
-                    "staged files are gone or do not fit the table any more; writing the epoch again",
+                    "staged files are gone, or do not fit the table any more; writing the epoch again",
                     target=sink.target,
                     epoch=str(staged.epoch),
                 )
@@ -258,6 +258,7 @@ class Lane:
             settings=self.route.sink.settings(),
             fresh=self.fresh,
             counts=_counts(reports, files),
+            columns=column_ids(self.schema),
         )
         return staged, {"write": time.perf_counter() - begun}
 

@@ -53,6 +53,7 @@ STAGED = Staged(
     "s1",
     True,
     {"upserts": 10},
+    {"id": 1, "at.x": 4},
 )
 
 
@@ -88,6 +89,11 @@ def test_one_path_with_two_contents_stops() -> None:
 def test_a_staged_note_can_be_read_again() -> None:
     assert Staged.from_json(STAGED.to_json()) == STAGED
     assert Staged.from_json(replace(STAGED, files=(), fresh=False).to_json()) == replace(STAGED, files=(), fresh=False)
+
+
+def test_a_note_of_an_older_icefront_does_not_say_what_its_columns_were() -> None:
+    older = {name: value for name, value in json.loads(STAGED.to_json()).items() if name != "columns"}
+    assert Staged.from_json(json.dumps(older)) == replace(STAGED, columns={})
 
 
 def test_a_note_of_a_newer_icefront_stops_and_names_both_versions() -> None:

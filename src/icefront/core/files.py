@@ -7,13 +7,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from icefront.core.epochs import Epoch
 from icefront.core.errors import NewerFormat, StagedMismatch
 from icefront.core.marks import Position, canonical
 from icefront.core.timestamps import Timestamp
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
 
 NOTE_FORMAT = 1
 
@@ -98,7 +101,8 @@ class Staged:
 
     `settings` fingerprints what the files depend on: staged under other settings, they are dropped
     and written again. `fresh` says that equality deletes were omitted, which only the pipeline's
-    very first epoch may do.
+    very first epoch may do. `columns` are the fields that names stood for when the files were written: a schema's
+    number tells nothing when expiry has removed it, and another one may have it by then.
     """
 
     pipeline: str
@@ -111,6 +115,7 @@ class Staged:
     settings: str
     fresh: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return canonical(
@@ -127,6 +132,7 @@ class Staged:
                 "settings": self.settings,
                 "fresh": self.fresh,
                 "counts": dict(self.counts),
+                "columns": dict(self.columns),
             }
         )
 
@@ -149,4 +155,10 @@ class Staged:
             settings=raw["settings"],
             fresh=raw["fresh"],
             counts=raw["counts"],
+            columns=raw.get("columns", {}),
         )
+
+
+def column_ids(schema: Schema) -> dict[str, int]:
+    """Say which field each column's name stands for, those of columns within columns too."""
+    return {name: schema.find_field(name).field_id for name in schema.column_names}

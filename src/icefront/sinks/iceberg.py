@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
@@ -20,7 +21,7 @@ from pyiceberg.schema import Schema
 
 from icefront.core.epochs import Epoch, epoch_id
 from icefront.core.errors import CommitUncertain, ConfigError, ConnectionFailed, NotOurs, SchemaRefused, Stopped
-from icefront.core.files import ClosedFile, FileKind, Staged
+from icefront.core.files import ClosedFile, FileKind, Staged, column_ids
 from icefront.core.marks import Identity, Mark, Writer, canonical
 from icefront.core.ports import EpochWriter, Wish
 from icefront.core.protocol import (
@@ -119,7 +120,8 @@ class IcebergSink:
             self._create(wishes)
         else:
             self._evolve(wishes)
-            if self._writer is not None and not self._scoped and self._unpartitioned_spec() is None:
+            global_deletes = self._wanted.mode == "upsert" and not self._scoped
+            if self._writer is not None and global_deletes and self._unpartitioned_spec() is None:
                 # Expiry may clean out specs that no file has any more.
                 self._align_partitioning()
         return self._schema()
@@ -406,26 +408,23 @@ class IcebergSink:
     def present(self, staged: Staged) -> bool:
         table = self._live()
         io = load_file_io({**table.io_properties(), **self._wanted.io_properties}, table.table.location())
-        fits = not self._lost_specs(staged) and self._other_columns(staged) is None
+        # Notes of before say nothing of columns.
+        known = bool(staged.columns or not staged.files)
+        fits = known and not self._lost_specs(staged) and not self._replaced_columns(staged)
         return fits and all(_exists(io, f.path, f.size) for f in staged.files)
 
     def _lost_specs(self, staged: Staged) -> list[int]:
-        """Name the partition specs of an epoch that the table has no longer: expiry may clean out those that no file has."""
-        return sorted({file.spec_id for file in self._added(staged)} - self._specs().keys())
+        """Name the partition specs of an epoch that the table has no longer.
 
-    def _other_columns(self, staged: Staged) -> str | None:
-        """Say why columns are, or may be, others than an epoch was written for: its values would read as null. None where they are not."""
-        metadata = self._live().metadata()
-        # As each file says: the table may have changed while they were written.
-        written = {file.schema_id for file in staged.files} - {int(metadata.schema().schemaId())}
-        known = {number: metadata.schemasById().get(number) for number in sorted(written)}
-        if forgotten := [number for number, schema in known.items() if schema is None]:
-            # Expiry may clean out schemas that no snapshot has: what the columns were then, nobody can tell.
-            return f"schema {forgotten[0]}, which files of the epoch have, was removed"
-        now = {f.name: f.field_id for f in self._parse(metadata.schema()).fields} if written else {}
-        then = (f for schema in known.values() for f in self._parse(schema).fields)
-        replaced = sorted({f.name for f in then if now.get(f.name, f.field_id) != f.field_id})
-        return f"column {', '.join(replaced)} was dropped and added again" if replaced else None
+        Expiry may clean out those that no file has, and the next one gets the number: it is the fields that tell.
+        """
+        fields = {number: {str(f.field_id) for f in spec.fields} for number, spec in self._specs().items()}
+        return sorted({file.spec_id for file in self._added(staged) if fields.get(file.spec_id) != set(file.partition)})
+
+    def _replaced_columns(self, staged: Staged) -> list[str]:
+        """Name the columns that are others by now: what was written for them would read as null."""
+        now = _columns(self._live().schema_json())
+        return sorted(name for name, number in staged.columns.items() if now.get(name, number) != number)
 
     def _dropped_keys(self, staged: Staged) -> list[int]:
         """Name the keys of an epoch's deletes that are no columns by now."""
@@ -534,8 +533,9 @@ class IcebergSink:
         anew = "start the pipeline again: the epoch is written anew"
         if lost := self._lost_specs(staged):
             raise Stopped(f"partition spec {lost} is gone from {self.target}", anew)
-        if others := self._other_columns(staged):
-            raise Stopped(f"{others} in {self.target} since the epoch was written", anew)
+        if replaced := self._replaced_columns(staged):
+            columns = ", ".join(replaced)
+            raise Stopped(f"column {columns} of {self.target} was dropped and added again since the epoch was written", anew)
         if dropped := self._dropped_keys(staged):
             raise SchemaRefused(
                 f"key column with field id {dropped[0]} was dropped from {self.target}",
@@ -556,11 +556,17 @@ class IcebergSink:
                 f"{published} the key column with field id {dropped[0]} was dropped: rows do not replace older ones any more",
                 "load into a new table",
             )
-        if others := self._other_columns(staged):
+        if replaced := self._replaced_columns(staged):
             raise Stopped(
-                f"{published} {others}: what was written for another column is null in the epoch's rows, as in older ones",
+                f"{published} column {', '.join(replaced)} is another one, dropped and added again: it is null in the epoch's rows, as in older ones",
                 "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
             )
+
+
+@lru_cache(maxsize=16)
+def _columns(schema_json: str) -> Mapping[str, int]:
+    """Say which field each name stands for; every publish asks that, of schemas that hardly change."""
+    return column_ids(Schema.model_validate_json(schema_json))
 
 
 def _step(intent: Claim | Publication) -> str:
