@@ -15,7 +15,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 
 from icefront.changelog import changes
-from icefront.core.errors import IcefrontError
+from icefront.core.errors import IcefrontError, Stopped
 from icefront.core.files import FileKind
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable
@@ -288,14 +288,14 @@ def ruin(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said", "looks"),
+    ("harm", "said"),
     [
-        (Path.unlink, r"^a file that .* names is not there: .*\.parquet", 2),
-        (ruin, "^Spark could not look for deleted rows", 1),
+        (Path.unlink, r"^a file that .* names is not there: .*\.parquet"),
+        (ruin, "^Spark could not look for deleted rows"),
     ],
 )
 def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
-    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], said: str, looks: int
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], said: str
 ) -> None:
     sink = make(spark, table, publish="settled")
     mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
@@ -308,8 +308,25 @@ def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
     looked = Looks(monkeypatch, before=lose)
     with pytest.raises(IcefrontError, match=said) as stopped:
         sink.publish(stage(sink, mark, 20, {1: "b"}), mark)
-    assert len(looked.files) == looks
+    assert len(looked.files) == 1
     assert stopped.value.exit_code == 5
+
+
+def test_a_file_that_was_staged_and_is_not_there_is_one_of_the_epoch_and_not_of_the_table(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(spark, table, publish="settled")
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    staged = stage(sink, mark, 20, {1: "b"})
+    (keys,) = [Path(urlsplit(file.path).path) for file in staged.files if file.kind is FileKind.EQUALITY_DELETES]
+    looked = Looks(monkeypatch, before=keys.unlink)
+    with pytest.raises(Stopped, match=rf"^a file that was staged for .* is not there: .*{keys.name}") as stopped:
+        sink.publish(staged, mark)
+    assert "the epoch is written anew" in str(stopped.value)
+    assert looked.files == [1]
+    assert not sink.present(staged)
+    publish(sink, mark, 20, {1: "b"})
+    assert state(spark, table) == {1: "b", 2: "a"}
 
 
 def test_a_lost_answer_publishes_once(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:

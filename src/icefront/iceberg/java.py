@@ -31,7 +31,6 @@ from icefront.core.errors import (
     CommitUncertain,
     ConfigError,
     ConnectionFailed,
-    FilesGone,
     IcefrontError,
     Replaced,
     Stopped,
@@ -162,6 +161,14 @@ class Change:
     deletes: Callable[[JavaObject], DeleteChange] | None = None
 
 
+class _Unread(Exception):
+    """What a change is to be made of could not be looked at."""
+
+    def __init__(self, reason: IcefrontError) -> None:
+        super().__init__(reason.fact)
+        self.reason = reason
+
+
 class _Fence:
     """Called by Iceberg when a change is put together, once in every attempt: checks what it is to be committed onto.
 
@@ -271,6 +278,9 @@ class Gateway:
         """Say whether a snapshot is one of main's, as far as its history is known, and came after another one."""
         if not self._snapshot_util.isAncestorOf(table, snapshot) or (older := table.snapshot(other)) is None:
             return False
+        if self._snapshot_util.isAncestorOf(table, snapshot, other):
+            return True
+        # What lay between the two may have expired. Format 1 does not number its snapshots.
         return int(table.snapshot(snapshot).sequenceNumber()) > int(older.sequenceNumber())
 
     def catalog(self, name: str) -> JavaObject:
@@ -472,6 +482,10 @@ class JavaTable:
             return False
         return True
 
+    def set_tag(self, base: JavaObject, tag: str, snapshot: int) -> bool:
+        """Put a tag on a snapshot of what the table is by some metadata; False when it is another one by now."""
+        return self.commits(lambda: self.table.operations().commit(base, self.gateway.with_tag(base, tag, snapshot)))
+
     def commit_fenced(
         self,
         pipeline: str,
@@ -485,7 +499,7 @@ class JavaTable:
         """Commit a change and the mark in one step, under a fence evaluated in each attempt.
 
         Commits of others that come first do not count as failures for `patience` seconds: the change is put together anew on theirs.
-        So it is when files are gone that it is made of; those that are still gone then are nobody's commit, and stop it.
+        So it is when what it is made of cannot be read and the table is another one by then: others may have removed the files.
         """
         marked = replace(change, properties={**change.properties, summary.mark_property(pipeline): mark.to_json()})
         fence = _Fence(lambda onto: check(LazyHead(self.gateway, self._mine(onto), pipeline)))
@@ -498,7 +512,6 @@ class JavaTable:
         self, fence: _Fence, pipeline: str, change: Change, patience: float, before_commit: Callable[[], None]
     ) -> Landed | NotLanded:
         given_up = time.monotonic() + patience
-        gone: frozenset[str] = frozenset()
         attempt = 0
         while True:
             attempt += 1
@@ -511,19 +524,21 @@ class JavaTable:
                 return self._find(pipeline, snapshot, attempt)
             except Refusal as refusal:
                 return NotLanded(str(refusal))
-            except FilesGone as error:
-                if error.paths & gone:
-                    raise
-                gone |= error.paths
-                log.info("putting a commit together anew: files of the table are gone", table=self.name, error=error.fact)
-                if time.monotonic() >= given_up:
-                    return NotLanded(error.fact)
+            except _Unread as unread:
+                if time.monotonic() >= given_up or not self._moved_on(fence.transaction):
+                    raise unread.reason from unread
+                log.info("putting a commit together anew: the table has changed", table=self.name, error=unread.reason.fact)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 answer = fence.judge(error)
                 if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
                     return answer
             _pause(attempt)
+
+    def _moved_on(self, transaction: JavaObject) -> bool:
+        """Say whether the table is another one by now than a transaction began with."""
+        self.refresh()
+        return self.place() != str(transaction.startMetadata().metadataFileLocation())
 
     def _change(self, fence: _Fence, change: Change) -> JavaObject:
         """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
@@ -732,7 +747,10 @@ def _deletes(fence: _Fence, change: Change) -> DeleteChange:
     if change.deletes is None:
         return DeleteChange()
     fence.check()
-    return change.deletes(fence.transaction.startMetadata())
+    try:
+        return change.deletes(fence.transaction.startMetadata())
+    except IcefrontError as error:
+        raise _Unread(error) from error
 
 
 def _follows(snapshot: JavaObject, metadata: JavaObject) -> bool:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icefront.core.errors import FilesGone, Stopped
+from icefront.core.errors import ConnectionFailed, FilesGone, Stopped
 from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing, Manifests, Metrics
-from icefront.iceberg.statediff import Deletes, Facts
+from icefront.iceberg.statediff import EVERYWHERE, Deletes, Facts
 
 if TYPE_CHECKING:
     from icefront.core.files import ClosedFile
@@ -68,14 +68,17 @@ class NewDelete:
 
 
 def pending(file: ClosedFile, sequence: int) -> DeleteEntry:
-    """Return an equality delete that holds for the whole table the way it would be if it were published with this sequence number."""
+    """Return an equality delete that holds for the whole table the way it would be if it were published with this sequence number.
+
+    Whatever spec it was written in: the table may have lost that, and give its number to another one.
+    """
     return DeleteEntry(
         kind=DeleteKind.EQUALITY,
         path=file.path,
         offset=None,
         length=file.size,
         format="parquet",
-        spec_id=file.spec_id,
+        spec_id=EVERYWHERE,
         partition=(),
         sequence=sequence,
         equality_ids=file.equality_ids,
@@ -97,7 +100,11 @@ def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = 
     try:
         return _owed(view, manifests, unpublished, most)
     except FileNotFoundError as error:
-        raise FilesGone.of(view.table, [str(error)]) from error
+        raise FilesGone.of(view.table, [error.filename or str(error)]) from error
+    except OSError as error:
+        raise ConnectionFailed(
+            f"the manifests of {view.table} cannot be read: {error}", "see whether its storage is up, then try again"
+        ) from error
 
 
 def _owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry], most: int | None) -> Debt:

@@ -287,6 +287,10 @@ def _keys(deletes: Iterable[DeleteEntry] | None) -> set[Key]:
     return {delete.key for delete in deletes or ()}
 
 
+EVERYWHERE = -1
+"""The partition spec of a delete that no table has yet, and that holds for all of it."""
+
+
 class Deletes:
     """Finds the deletes that apply to files (the specification's scan planning rules)."""
 
@@ -302,7 +306,7 @@ class Deletes:
         for delete in deletes:
             if delete.kind is DeleteKind.VECTOR and delete.referenced is not None:
                 self._vectors[delete.referenced] = delete
-            elif delete.kind is DeleteKind.EQUALITY and delete.spec_id in facts.unpartitioned:
+            elif delete.kind is DeleteKind.EQUALITY and (delete.spec_id == EVERYWHERE or delete.spec_id in facts.unpartitioned):
                 self._everywhere.append(delete)
             elif delete.kind is DeleteKind.POSITION and delete.referenced is not None:
                 self._of_file[delete.referenced].append(delete)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.io import load_file_io
 
 from icefront.iceberg.live import Entries, Ids, Read, Ref, entries
+from icefront.spark.job import run
 from icefront.spark.session import ship_package
 
 if TYPE_CHECKING:
@@ -25,18 +28,32 @@ def read_in_spark(spark: SparkSession, io_properties: Mapping[str, str], locatio
         ship_package(spark)
         tasks = max(-(-sum(m.bytes for m in manifests) // TASK_BYTES), -(-len(manifests) // TASK_MANIFESTS))
         refs = spark.sparkContext.parallelize(manifests, tasks)
-        return list(refs.mapPartitions(_Reading(io_properties, location, ids)).collect())
+        told: list[Entries | _Gone] = run(refs.mapPartitions(_Reading(io_properties, location, ids)), "read manifests")
+        if gone := next((manifest for manifest in told if isinstance(manifest, _Gone)), None):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), gone.path)
+        return [found for found in told if isinstance(found, Entries)]
 
     return read
 
 
 # ── in workers ─────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
+class _Gone:
+    """A manifest that is not there. Told as a value: in Spark's own error nobody finds which one it is."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Reading:
     io_properties: Mapping[str, str]
     location: str
     ids: Ids
 
-    def __call__(self, manifests: Iterable[Ref]) -> Iterator[Entries]:
+    def __call__(self, manifests: Iterable[Ref]) -> Iterator[Entries | _Gone]:
         io = load_file_io(dict(self.io_properties), self.location)
-        return (entries(io, manifest, self.ids) for manifest in manifests)
+        for manifest in manifests:
+            try:
+                yield entries(io, manifest, self.ids)
+            except FileNotFoundError:
+                yield _Gone(manifest.path)

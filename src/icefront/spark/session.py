@@ -48,7 +48,7 @@ _ALWAYS = {
 
 
 def start(name: str, master: str, conf: Mapping[str, str], *, log: Path | None = None) -> SparkSession:
-    """Start (or join) the session of this process; `conf` names the project's catalogs and wins over ours.
+    """Start (or join) the session of this process; `conf` names the project's catalogs and wins over ours; its jars come beside ours.
 
     With `log`, what the JVM prints goes to that file. In local mode it is the JVM of the Spark at `spark.home`, if that is set: on a cluster
     that is the home of executors.

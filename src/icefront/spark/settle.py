@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyiceberg.io import load_file_io
 from pyiceberg.table.locations import load_location_provider
 
-from icefront.core.errors import FilesGone
+from icefront.core.errors import FilesGone, Stopped
 from icefront.iceberg import described, settling
 from icefront.iceberg.described import DeleteChange
 from icefront.iceberg.settling import NewDelete, Unsettled
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from icefront.core.files import ClosedFile
     from icefront.iceberg.java import JavaObject, JavaTable
-    from icefront.iceberg.live import Manifests
+    from icefront.iceberg.live import DeleteEntry, Manifests
 
 PARTITION_BYTES = 256 * 1024 * 1024
 """What one task looks through: of a file only the key columns are read."""
@@ -64,7 +64,7 @@ class _Written:
 class _Gone:
     """A file that is not there. Told as a value: Spark would try again, and bury which one it is in a Java trace."""
 
-    what: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ class Work:
         known = self.files.dead(unsettled.file, unsettled.others)
         named = self.files.dead(unsettled.file, unsettled.equality)
         return settling.dead(named, known, for_all=unsettled.stands_for_all(self.layout.format_version))
+
+    def gone(self, files: Sequence[Unsettled]) -> str | None:
+        """Name a file that is to be read and is not there."""
+        paths = dict.fromkeys(path for u in files for path in (u.file.path, *(delete.path for delete in u.deletes)))
+        return next((path for path in paths if not self.files.io.new_input(path).exists()), None)
 
     def write(self, found: Mapping[str, Positions]) -> Iterator[_Written]:
         """Write dead rows of data files down, given by path."""
@@ -130,7 +135,7 @@ def find_dead(spark: SparkSession, work: Work, table: str, files: Sequence[Unset
     rdd: RDD[_Written | _Gone] = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(_Stage(work))
     with living(spark):
         told: list[_Written | _Gone] = run(rdd, "look for deleted rows")
-    if gone := [file.what for file in told if isinstance(file, _Gone)]:
+    if gone := [file.path for file in told if isinstance(file, _Gone)]:
         raise FilesGone.of(table, gone)
     by_path = {unsettled.file.path: unsettled for unsettled in files}
     written = (new for new in told if isinstance(new, _Written))
@@ -165,9 +170,7 @@ class Settler:
                 return view.metadata.format_version, unsettled.file.path, *(delete.key for delete in unsettled.deletes)
 
             missing = [unsettled for unsettled in owed.files if place(unsettled) not in found]
-            written = {
-                place(new.of): new for new in (find_dead(self._spark, Work.of(view), view.table, missing) if missing else ())
-            }
+            written = {place(new.of): new for new in self._find_dead(view, missing, unpublished)}
             found.update({place(unsettled): written.get(place(unsettled)) for unsettled in missing})
             new = [replace(was, of=unsettled) for unsettled in owed.files if (was := found[place(unsettled)]) is not None]
             ours = {delete.key for delete in unpublished}
@@ -175,6 +178,17 @@ class Settler:
             return described.exchange(view.metadata, new, [*settling.replaced(new), *known])
 
         return deletes
+
+    def _find_dead(self, view: View, files: Sequence[Unsettled], unpublished: Sequence[DeleteEntry]) -> Sequence[NewDelete]:
+        try:
+            return find_dead(self._spark, Work.of(view), view.table, files) if files else ()
+        except FilesGone as error:
+            if staged := error.paths.intersection(delete.path for delete in unpublished):
+                raise Stopped(
+                    f"a file that was staged for {view.table} is not there: {min(staged)}",
+                    "start the pipeline again: the epoch is written anew",
+                ) from error
+            raise
 
 
 @dataclass(frozen=True)
@@ -188,8 +202,11 @@ class _Stage:
             files: list[Unsettled] = pickle.loads(task)  # noqa: S301 — written by our own driver
             try:
                 dead = {unsettled.file.path: self.work.dead(unsettled) for unsettled in files}
-            except FileNotFoundError as error:
-                yield _Gone(str(error))
+            except OSError:
+                # Stores say it in several ways.
+                if (path := self.work.gone(files)) is None:
+                    raise
+                yield _Gone(path)
                 return
             if found := {path: positions for path, positions in dead.items() if len(positions)}:
                 yield from self.work.write(found)

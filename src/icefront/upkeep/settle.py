@@ -57,22 +57,21 @@ def settle(spark: SparkSession, table: str) -> Settled:
     begun = time.perf_counter()
     done = Settled(table)
     refused = 0
-    gone: frozenset[str] = frozenset()
     while True:
-        landed = None
+        view, why = View.of(spark, table), "others changed the same files"
         try:
-            if not (owed := debt(view := View.of(spark, table))).equality:
+            if not (owed := debt(view)).equality:
                 break
             done = replace(done, rounds=done.rounds + 1)
             landed = _round(spark, view, owed)
         except FilesGone as error:
             # Others may have rewritten them since the plan, and have expired what knew them.
-            if error.paths & gone:
+            if View.of(spark, table).metadata.current_snapshot_id == view.metadata.current_snapshot_id:
                 raise
-            gone |= error.paths
+            landed, why = None, error.fact
         if landed is None:
             refused += 1
-            log.info("others changed the same files; planning the settle anew", table=table, round=done.rounds)
+            log.info("planning the settle anew", table=table, round=done.rounds, why=why)
             if refused == ROUNDS:
                 raise CommitUncertain(
                     f"{table} could not be settled in {ROUNDS} rounds: others kept rewriting the same files",
