@@ -215,6 +215,35 @@ def test_an_overtaken_run_does_not_move_the_tag_back(replica: Replica, monkeypat
     assert len(replica.history()) == 4
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_tag_goes_forward_whatever_the_format_and_whatever_expired_between(replica: Replica, version: int) -> None:
+    """Snapshots of format 1 have no number."""
+    replica.spark.sql(f"CREATE TABLE {replica.source} (id bigint) USING iceberg TBLPROPERTIES ('format-version'='{version}')")
+    for number in range(4):
+        replica.sql(f"INSERT INTO T VALUES ({number})")
+    first, second, third, last = replica.history()
+    table = FollowedTable(replica.spark, replica.source, {})
+    for place in (first, second, third):
+        table.keep("place", place)
+        assert replica.refs()["place"] == place
+    table.keep("place", second)
+    assert replica.refs()["place"] == third
+    expire(replica)
+    table.keep("place", last)
+    assert replica.refs()["place"] == last
+
+
+def test_a_branch_that_has_the_tags_name_is_told_and_left_alone(replica: Replica) -> None:
+    replica.create()
+    for number in range(2):
+        replica.sql(f"INSERT INTO T VALUES ({number}, 'a', 1)")
+    first, second = replica.history()
+    replica.sql(f"ALTER TABLE T CREATE BRANCH place AS OF VERSION {first}")
+    with pytest.raises(ConfigError, match=f"{replica.source} has a branch place, where the reader's tag is to be"):
+        FollowedTable(replica.spark, replica.source, {}).keep("place", second)
+    assert replica.refs()["place"] == first
+
+
 def test_the_tag_goes_back_with_main(replica: Replica) -> None:
     replica.create(mode=COPY_ON_WRITE)
     for number in range(2):

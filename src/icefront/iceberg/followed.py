@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from icefront.core.errors import CommitUncertain, ConfigError, Replaced, SourceChanged
@@ -43,12 +42,16 @@ class FollowedTable:
             table = self._refreshed()
             base = table.metadata()
             ref = base.ref(tag)
+            if ref is not None and ref.isBranch():
+                raise ConfigError(
+                    f"{self._name} has a branch {tag}, where the reader's tag is to be", "give the branch another name"
+                )
             if ref is not None and (
                 int(ref.snapshotId()) == snapshot or self._gateway.is_past(table.table, ref.snapshotId(), snapshot)
             ):
                 return
             # Made of what was looked at and of nothing newer: Iceberg's own change of a tag would be repeated on what others have made of it.
-            if table.commits(partial(table.table.operations().commit, base, self._gateway.with_tag(base, tag, snapshot))):
+            if table.set_tag(base, tag, snapshot):
                 return
         raise table.trouble or CommitUncertain(
             f"tag {tag} of {self._name} could not be set in {ATTEMPTS} attempts: others kept committing", "nothing has to be done"
