@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from icefront.core.timestamps import Timestamp
 from icefront.proof import faults
 from icefront.proof.harness import FENCED, UNREACHABLE, Process, executed, wait_until
 from icefront.proof.proxy import FaultProxy
@@ -165,14 +166,17 @@ def test_a_rollback_goes_to_a_snapshot_of_the_branch_that_ends_below_its_frontie
         snapshot(9, 2, "15.0000000000"),  # of another branch
     ]
     table: Any = SimpleNamespace(metadata=SimpleNamespace(snapshots=snapshots, current_snapshot_id=5))
-    assert faults._older_snapshots(table) == [2, 1]
+    assert faults._older_snapshots(table, Timestamp(20)) == [2, 1]
+    assert faults._older_snapshots(table, Timestamp(10)) == [1]
+    assert faults._older_snapshots(table, Timestamp(0)) == []
 
 
 def acting(folder: Path, wakes: Callable[[], object]) -> Any:
     """A scene whose run stands right before a commit, does this when it is woken, and ends as it must."""
-    run = SimpleNamespace(wake=wakes, stderr="stopped: the table was rolled back")
+    log = '{"event": "claimed", "frontier": "20.0000000000"}\nstopped: the table was rolled back'
+    run = SimpleNamespace(wake=wakes, stderr=log)
     made = answering(lambda _: [], None)
-    made.lake.folder = folder
+    made.lake.folder, made.lake.proxy = folder, None
     made.passing, made.begin, made.launch = lambda _: 1, lambda *_, **_options: run, lambda _: run
     made.follow = made.stands = lambda *_, **_options: True
     made.sees = lambda _run, what, _named: bool(what())
@@ -322,18 +326,22 @@ def test_one_that_is_refused_a_moment_later_did_not_go_on(stage: Scene, monkeypa
     assert refused.code == FENCED
 
 
-def test_a_run_that_lost_the_catalog_is_cut_short_only_where_the_proxy_came_between(stage: Scene) -> None:
-    """Before it began is not enough: what it lost then is a defect of its own."""
-    proxy = FaultProxy("http://127.0.0.1:9")
-    stage.lake.proxy = proxy
+@pytest.mark.parametrize(
+    ("there", "struck", "allowed"), [(True, 0, False), (True, 5, False), (True, 6, True), (False, 0, False), (False, 1, True)]
+)
+def test_a_run_that_lost_the_catalog_is_cut_short_only_where_it_was_struck_more_often_than_it_must_survive(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch, *, there: bool, struck: int, allowed: bool
+) -> None:
+    """What was struck before it began does not count. A creation is not tried again, all other commits are."""
+    proxy = stage.lake.proxy = FaultProxy("http://127.0.0.1:9")
+    monkeypatch.setattr(stage, "load", lambda: object() if there else None)
+    stage.by = lambda _command, *rest: executed(["sh", "-c", f"exit {UNREACHABLE}"], *rest)
     proxy.harm = 3
-    lost, later = played(stage, UNREACHABLE, UNREACHABLE)
-    stage._harm = {lost: 3, later: 2}
-    with pytest.raises(Broken, match="expected an end with 4, found 3"):
-        stage.expect(lost, FENCED)
-    with pytest.raises(Cut, match="could not reach the catalog"):
-        stage.expect(later, FENCED)
-    stage.expect(lost, UNREACHABLE)
+    with stage.launch({}) as run:
+        proxy.harm += struck
+        with pytest.raises(Cut if allowed else Broken, match=r"could not reach the catalog|expected an end with 4, found 3"):
+            stage.expect(run, FENCED)
+        stage.expect(run, UNREACHABLE)
 
 
 def test_a_killed_run_whose_jvm_lives_on_may_still_commit_what_is_staged(stage: Scene, tmp_path: Path) -> None:

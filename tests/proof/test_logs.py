@@ -74,6 +74,10 @@ def test_a_line_that_is_not_whole_yet_is_not_read():
 CUT = '{"frontier": "9.0", "event": "released", "wri'
 
 
+def test_a_line_is_read_behind_the_words_of_something_else():
+    assert early(said("claimed", 10), "Exception in thread main " + said("released", 20), said("published", 20))
+
+
 @pytest.mark.parametrize("rest", ["", "\n", "WARN its JVM goes on\n", "\nWARN its JVM goes on\nand on\n"])
 def test_the_last_line_of_a_run_that_was_killed_may_be_cut_short_and_its_jvm_go_on_in_it(rest: str):
     log = said("released", 5) + CUT + rest
@@ -94,6 +98,12 @@ def test_a_line_that_cannot_be_read_and_after_which_the_run_went_on_is_told(rest
     """It may have been a release that came too early."""
     with pytest.raises(ValueError, match=r'a run went on after a line .* cannot be read: \{"frontier": "9\.0"'):
         list(events(said("released", 5) + CUT + rest, "released"))
+
+
+@pytest.mark.parametrize("cut", range(2, len(CUT)))
+def test_wherever_a_line_is_cut_it_is_told_when_the_run_went_on(cut: int):
+    with pytest.raises(ValueError, match="cannot be read"):
+        list(events(CUT[:cut] + "\n" + said("released", 10), "released"))
 
 
 def test_two_events_in_one_line_are_told_when_the_run_went_on():

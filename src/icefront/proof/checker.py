@@ -473,9 +473,16 @@ def staged_notes(state: Path) -> Sequence[Mapping[str, Any]] | None:
     how = "mode=ro" if Path(f"{state}-wal").exists() else "immutable=1"
     try:
         with closing(sqlite3.connect(f"{state.absolute().as_uri()}?{how}", uri=True, timeout=2.0)) as database:
-            return [json.loads(note) for (note,) in database.execute("SELECT note FROM notes")]
-    except (sqlite3.Error, ValueError):
+            return [_note(text) for (text,) in database.execute("SELECT note FROM notes")]
+    except (sqlite3.Error, ValueError, TypeError, KeyError):
         return None
+
+
+def _note(text: str) -> Mapping[str, Any]:
+    """Read a note; raises what comes when it is damaged."""
+    note: Mapping[str, Any] = json.loads(text)
+    _ = files_of([note]), _at(note["upper"])
+    return note
 
 
 def _at(printed: str) -> At:

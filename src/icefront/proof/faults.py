@@ -27,6 +27,7 @@ from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.failpoints import FailpointError
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Driver, Unexpected, wait_until
+from icefront.proof.logs import events
 from icefront.proof.scene import Broken, Cut, Scene, said
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
@@ -315,8 +316,12 @@ def _rolled_back(scene: Scene) -> bool:
         # No blow at the last stop: an expiry would leave nothing to go back to.
         if not (scene.follow(driver, 0) and scene.stands(driver)):
             scene.expect(driver)
+        if scene.lake.proxy is not None:
+            scene.lake.proxy.release()
         scene.check()
-        older = _older_snapshots(scene.load())
+        # Of what a commit under way was built on the catalog cannot tell that it was not so meanwhile: it is of the claim, or younger.
+        claimed = min(Timestamp.parse(event["frontier"]) for event in events(driver.stderr, "claimed"))
+        older = _older_snapshots(scene.load(), claimed)
         if not older or not _set_current(scene, scene.rng.choice(older)):
             driver.wake()
             scene.drain(driver)
@@ -348,8 +353,8 @@ def _is_stopped(scene: Scene, driver: Driver) -> None:
         raise Broken(Violation("exit", scene.named(driver), "a table that was rolled back", "another reason: see its log"))
 
 
-def _older_snapshots(table: Table | None) -> Sequence[int]:
-    """Name the snapshots of the branch, newest first, that end below its frontier by their own word."""
+def _older_snapshots(table: Table | None, than: Timestamp) -> Sequence[int]:
+    """Name the snapshots of the branch, newest first, that end below a frontier by their own word."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots} if table else {}
     frontiers: list[tuple[Timestamp, int]] = []
     at = by_id.get(table.metadata.current_snapshot_id or 0) if table else None
@@ -357,7 +362,7 @@ def _older_snapshots(table: Table | None) -> Sequence[int]:
         if "icefront.frontier" in said(at):
             frontiers.append((Timestamp.parse(said(at)["icefront.frontier"]), at.snapshot_id))
         at = by_id.get(at.parent_snapshot_id or 0)
-    return [snapshot for frontier, snapshot in frontiers if frontier < frontiers[0][0]]
+    return [snapshot for frontier, snapshot in frontiers if frontier < than]
 
 
 def _before_rollback(scene: Scene) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 At = tuple[int, int]
-_EVENT = '"event": '
 
 
 def early_releases(log: str) -> Iterator[tuple[str, At]]:
@@ -38,19 +37,27 @@ def early_releases(log: str) -> Iterator[tuple[str, At]]:
 def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
     """Read the events of these names in the log of one run.
 
-    Its last line may be half written, by a run that lives or was killed; a JVM may have gone on in it. Raises ValueError when a run that said
-    more after such a line has told something that nobody can read: what was checked without it would hold for less than it seems.
+    Its last line may be half written, by a run that lives or was killed; a JVM may have gone on in it. Raises ValueError when a run said more
+    after such a line: what was checked without it would hold for less than it seems.
     """
-    told = tuple(f'{_EVENT}"{name}"' for name in names)
     cut = ""
     for line in log.split("\n")[:-1]:
-        if cut and _EVENT in line:
+        begins, said = line.startswith("{"), _said(line)
+        if cut and (begins or said):
             raise ValueError(f"a run went on after a line of its log that cannot be read: {cut[:300]}")
-        if any(event in line for event in told):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                cut = line
+        if begins and said is None:
+            cut = line
+        elif said and said.get("event") in names:
+            yield said
+
+
+def _said(line: str) -> dict[str, Any] | None:
+    """Read what a run has said in a line, also behind the words of something else; None where that is nothing whole."""
+    try:
+        said = json.loads(line[max(line.find("{"), 0) :])
+    except json.JSONDecodeError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _at(printed: str) -> At:

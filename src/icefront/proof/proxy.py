@@ -39,6 +39,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -238,12 +239,25 @@ class FaultProxy:
 
     def _arrive(self, late: Strike) -> None:
         """Send one request whose time has come, unless it was released or dropped."""
-        with self._lock:
-            left = [strike for strike in self._held if strike is not late]
-            dropped, self._held = len(left) == len(self._held), left
-            self.harm += not dropped
-        if not dropped:
-            self._forward(late)
+        with self._busy():
+            with self._lock:
+                left = [strike for strike in self._held if strike is not late]
+                dropped, self._held = len(left) == len(self._held), left
+                self.harm += not dropped
+            if not dropped:
+                self._forward(late)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Have something on its way to the catalog, from the moment in which that is decided."""
+        with self._quiet:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._quiet:
+                self._under_way -= 1
+                self._quiet.notify_all()
 
     def _let_go(self) -> None:
         """End the silence: connections that were kept open are closed."""
@@ -253,18 +267,23 @@ class FaultProxy:
     # ── striking ───────────────────────────────────────────────────────────────────────────
     def handle(self, request: Request, client: _Client) -> None:
         """Answer one request of a client, or strike it."""
-        fault = self._choose(request)
+        # Not while the client is answered: one that is paused may not read.
+        with self._busy():
+            fault = self._choose(request)
+            if fault is None:
+                answers: Sequence[Answer] = [self.send(request)]
+            else:
+                strike = Strike(fault.name, request)
+                with self._lock:
+                    self.strikes.append(strike)
+                    self.struck[fault.name] += 1
+                    self.harm += 1
+                    released = self._released
+                answers = self._reach(strike, fault)
         if fault is None:
-            client.answer(self.send(request))
-            return
-        strike = Strike(fault.name, request)
-        with self._lock:
-            self.strikes.append(strike)
-            self.struck[fault.name] += 1
-            self.harm += 1
-            released = self._released
-        answers = self._reach(strike, fault)
-        self._reply(client, fault, answers, released)
+            client.answer(answers[0])
+        else:
+            self._reply(client, fault, answers, released)
 
     def _choose(self, request: Request) -> Fault | None:
         with self._lock:
@@ -322,8 +341,6 @@ class FaultProxy:
     def send(self, request: Request) -> Answer:
         """Pass a request on to the catalog, on a connection of its own; a catalog that is down is a gateway's 502."""
         connection = HTTPConnection(self._upstream.hostname or "", self._upstream.port or 80, timeout=60)
-        with self._quiet:
-            self._under_way += 1
         try:
             connection.request(request.method, request.path, body=request.body or None, headers=dict(request.headers))
             found = connection.getresponse()
@@ -332,9 +349,6 @@ class FaultProxy:
             return _error(502)
         finally:
             connection.close()
-            with self._quiet:
-                self._under_way -= 1
-                self._quiet.notify_all()
 
 
 def _named(fault: str) -> Fault:

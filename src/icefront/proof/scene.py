@@ -65,6 +65,8 @@ _SETTLED = {"claim.after": "pause@1", "observe.before": "pause@1"}
 ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
 """Steps that a run may take only once; it takes the others for each of at least `PERIODS` epochs."""
 PERIODS = 4
+RETRIES = 5
+"""So many strikes every commit must survive (`commit.retries`) but that of a table's creation, which nobody tries again."""
 _OFTEN = {"settle": {"files": 3, "every": "1s"}, "compact": {"files": 6, "every": "5s"}, "expire": "off"}
 TABLES: Sequence[tuple[object, str]] = (("off", "immediate"), (_OFTEN, "settled"), (_OFTEN, "immediate"), ("off", "settled"))
 """Of half of the tables the runs do the upkeep too, as often as they can; expiry comes as a blow. Every second one never gets an
@@ -202,7 +204,7 @@ class Scene:
         self._partitionings = cycle(PARTITIONINGS)
         self._copies: list[Path] = []
         self._left_as: dict[Driver, str] = {}
-        self._harm: dict[Driver, int] = {}
+        self._survives: dict[Driver, int] = {}
         self._upkeep: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -211,6 +213,9 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         for driver in self._drivers:
             driver.close()
+        if self.lake.proxy is not None:
+            self.lake.proxy.disarm()  # what is late finds the table gone, or makes one where there is to be none
+            self.lake.proxy.release()
 
     @contextmanager
     def choosing(self, rng: Random) -> Iterator[None]:
@@ -339,10 +344,10 @@ class Scene:
             # JVMs that are killed leave libraries and blocks behind.
             "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
         }
-        harm = self._harm_so_far()
+        harm, creates = self._harm_so_far(), self.lake.proxy is not None and self.load() is None
         driver = Driver(command, self.folder, environment, self.by)
         self._drivers.append(driver)
-        self._harm[driver] = harm
+        self._survives[driver] = harm + (0 if creates else RETRIES)
         return driver
 
     def _harm_so_far(self) -> int:
@@ -443,7 +448,7 @@ class Scene:
         self.check()
 
     def expect(self, driver: Driver, *codes: int) -> None:
-        """Wait for a run's end, which must be one of these; raises Cut when it lost the catalog and the proxy may be the reason."""
+        """Wait for a run's end, which must be one of these; raises Cut when it lost the catalog, struck more often than it must survive."""
         try:
             code = driver.wait()
         except Unexpected:
@@ -452,7 +457,7 @@ class Scene:
             ) from None
         if code in codes:
             return
-        if code == ConnectionFailed.exit_code and self._harm_so_far() > self._harm.get(driver, 0):
+        if code == ConnectionFailed.exit_code and self._harm_so_far() > self._survives.get(driver, 0):
             raise Cut(f"{self.named(driver)} could not reach the catalog")
         raise Broken(Violation("exit", self.named(driver), f"an end with {_codes(codes)}", f"{code}; {_end(driver)}"))
 
