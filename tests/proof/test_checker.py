@@ -106,11 +106,15 @@ class Story:
         self.commit([key], value, {FOREIGN_ROWS: str(named or key)})
 
     def stage(self, path: Path, size: int, upper: str = "9.0000000000") -> None:
+        self.note(
+            json.dumps({"lower": "0.0000000000", "upper": upper, "files": [json.dumps({"path": f"file://{path}", "size": size})]})
+        )
+
+    def note(self, text: str) -> None:
         with sqlite3.connect(self.state) as database:
             database.execute("CREATE TABLE IF NOT EXISTS notes (note TEXT)")
             database.execute("DELETE FROM notes")
-            note = {"upper": upper, "files": [json.dumps({"path": f"file://{path}", "size": size})]}
-            database.execute("INSERT INTO notes VALUES (?)", (json.dumps(note),))
+            database.execute("INSERT INTO notes VALUES (?)", (text,))
 
     def files(self) -> list[Path]:
         found = self.load().inspect.files().to_pylist()
@@ -592,6 +596,28 @@ def test_a_look_at_a_damaged_state_file_counts_as_one_without_staged_files(story
     story.stage(tmp_path / "gone.parquet", 5, upper=story.frontier)
     assert (story.kinds(), story.checker.blind) == ([], 0)
     story.state.write_bytes(content)
+    assert (story.kinds(), story.checker.blind) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "[]",
+        "{",
+        '{"lower": "0.0", "upper": "9.0"}',
+        '{"lower": "0.0", "upper": 9, "files": []}',
+        '{"lower": "0.0", "upper": "9.x", "files": []}',
+        '{"upper": "9.0", "files": []}',
+        '{"lower": "0.0", "upper": "9.0", "files": ["{}"]}',
+        '{"lower": "0.0", "upper": "9.0", "files": [7]}',
+        '{"lower": "0.0", "upper": "9.0", "files": "7"}',
+    ],
+)
+def test_a_damaged_note_counts_as_a_look_without_staged_files(story: Story, damaged: str):
+    story.epoch()
+    story.note('{"lower": "0.0", "upper": "9.0", "files": []}')
+    assert (story.kinds(), story.checker.blind) == ([], 0)
+    story.note(damaged)
     assert (story.kinds(), story.checker.blind) == ([], 1)
 
 

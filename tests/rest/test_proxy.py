@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -255,3 +256,37 @@ def test_a_release_waits_for_what_is_on_its_way(catalog: Catalog, proxy: FaultPr
     for thread in (client, releases):
         thread.join()
     assert released.is_set()
+
+
+@pytest.mark.parametrize("who", ["one that was let through", "one that arrives late, by itself"])
+def test_a_release_waits_for_what_is_only_decided(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    """Between the decision and the sending nothing is open yet: the request lands all the same."""
+    decided, goes_on, released = threading.Event(), threading.Event(), threading.Event()
+    step = "send" if who == "one that was let through" else "_forward"
+    sends = getattr(FaultProxy, step)
+
+    def hesitates(proxy: FaultProxy, what: Any) -> Any:
+        decided.set()
+        goes_on.wait()
+        return sends(proxy, what)
+
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: 0.0) as proxy:
+        if step == "_forward":
+            proxy.arm("late-504")
+        monkeypatch.setattr(FaultProxy, step, hesitates)
+        client = threading.Thread(target=ask, args=(proxy,))
+        client.start()
+        decided.wait()
+
+        def release() -> None:
+            proxy.release()
+            released.set()
+
+        releases = threading.Thread(target=release)
+        releases.start()
+        assert not released.wait(0.2)
+        assert catalog.bodies == []
+        goes_on.set()
+        for thread in (client, releases):
+            thread.join()
+    assert catalog.bodies == [b"one"]

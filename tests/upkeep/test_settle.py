@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from icefront.changelog import changes
-from icefront.core.errors import FilesGone
+from icefront.core.errors import ConnectionFailed, FilesGone
 from icefront.iceberg.live import DeleteKind
 from icefront.iceberg.view import View
 from icefront.proof import failpoints
@@ -374,6 +374,41 @@ def test_a_file_that_is_not_there_at_all_stops_it_and_is_named(spark: Any, table
     lost = Path(urlsplit(spark.sql(f"SELECT file_path FROM {table}.data_files").head()[0]).path)
     lost.unlink()
     with pytest.raises(FilesGone, match=rf"^a file that {table} names is not there: .*{lost.name}"):
+        settle(spark, table)
+
+
+def metadata_files(spark: Any, table: str, kind: str) -> list[Path]:
+    query = {
+        "manifest": f"SELECT path FROM {table}.manifests",
+        "manifest list": f"SELECT manifest_list FROM {table}.snapshots ORDER BY committed_at DESC",
+    }
+    return [Path(urlsplit(row[0]).path) for row in spark.sql(query[kind]).collect()]
+
+
+@pytest.mark.parametrize(("kind", "by"), [("manifest", "driver"), ("manifest", "workers"), ("manifest list", "driver")])
+def test_metadata_that_is_not_there_stops_it_and_is_named(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, kind: str, by: str
+) -> None:
+    create(spark, table)
+    Streaming(spark, table).commit([{"id": 1, "v": "v", "n": 0}])
+    Streaming(spark, table).commit([], [{"id": 1}])
+    if by == "workers":
+        monkeypatch.setattr("icefront.iceberg.live.MANY_MANIFESTS", 0)
+    lost = metadata_files(spark, table, kind)[0]
+    lost.unlink()
+    with pytest.raises(FilesGone, match=rf"^a file that {table} names is not there: \S*{lost.name}\n") as stopped:
+        settle(spark, table)
+    assert [path.rpartition("/")[2] for path in stopped.value.paths] == [lost.name]
+
+
+def test_manifests_that_cannot_be_read_are_the_storages_matter(spark: Any, table: str) -> None:
+    create(spark, table)
+    Streaming(spark, table).commit([{"id": 1, "v": "v", "n": 0}])
+    Streaming(spark, table).commit([], [{"id": 1}])
+    lost = metadata_files(spark, table, "manifest")[0]
+    lost.unlink()
+    lost.mkdir()
+    with pytest.raises(ConnectionFailed, match=rf"^the manifests of {table} cannot be read: .*{lost.name}"):
         settle(spark, table)
 
 

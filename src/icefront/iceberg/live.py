@@ -6,6 +6,7 @@ somebody wants one of them: a table may have hundred thousands, of which a snaps
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -199,13 +200,16 @@ class Manifests:
         """Return a snapshot's manifests by path; none of no snapshot."""
         if snapshot is None:
             return {}
-        with AvroFile[ManifestFile](
-            self._io.new_input(snapshot.manifest_list),
-            MANIFEST_LIST_FILE_SCHEMAS[3],  # PyIceberg's own way leaves out what format 3 added
-            read_types={-1: ManifestFile, 508: PartitionFieldSummary},
-            read_enums={517: ManifestContent},
-        ) as found:
-            return {m.manifest_path: Ref.of(m) for m in found}
+        try:
+            with AvroFile[ManifestFile](
+                self._io.new_input(snapshot.manifest_list),
+                MANIFEST_LIST_FILE_SCHEMAS[3],  # PyIceberg's own way leaves out what format 3 added
+                read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+                read_enums={517: ManifestContent},
+            ) as found:
+                return {m.manifest_path: Ref.of(m) for m in found}
+        except FileNotFoundError as error:
+            raise missing(snapshot.manifest_list) from error
 
     def entries(self, manifests: Sequence[Ref], ids: Ids = frozenset()) -> Iterator[Entries]:
         """Return what manifests list, of data files also the ranges of some columns: each as soon as it is read, while others are."""
@@ -242,8 +246,16 @@ def entries(io: FileIO, ref: Ref, ids: Ids) -> Entries:
 
 
 def _bytes(io: FileIO, ref: Ref) -> bytes:
-    with io.new_input(ref.path).open() as stream:
-        return stream.read()
+    try:
+        with io.new_input(ref.path).open() as stream:
+            return stream.read()
+    except FileNotFoundError as error:
+        raise missing(ref.path) from error
+
+
+def missing(path: str) -> FileNotFoundError:
+    """Make the error of a file that is not there; stores say it each in words of their own."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _decoded(data: bytes, ref: Ref, ids: Ids) -> Entries:

@@ -100,7 +100,7 @@ def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = 
     try:
         return _owed(view, manifests, unpublished, most)
     except FileNotFoundError as error:
-        raise FilesGone.of(view.table, [error.filename or str(error)]) from error
+        raise FilesGone.of(view.table, [error.filename]) from error
     except OSError as error:
         raise ConnectionFailed(
             f"the manifests of {view.table} cannot be read: {error}", "see whether its storage is up, then try again"

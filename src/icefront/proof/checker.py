@@ -474,14 +474,14 @@ def staged_notes(state: Path) -> Sequence[Mapping[str, Any]] | None:
     try:
         with closing(sqlite3.connect(f"{state.absolute().as_uri()}?{how}", uri=True, timeout=2.0)) as database:
             return [_note(text) for (text,) in database.execute("SELECT note FROM notes")]
-    except (sqlite3.Error, ValueError, TypeError, KeyError):
+    except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _note(text: str) -> Mapping[str, Any]:
     """Read a note; raises what comes when it is damaged."""
     note: Mapping[str, Any] = json.loads(text)
-    _ = files_of([note]), _at(note["upper"])
+    _ = files_of([note]), _at(note["lower"]), _at(note["upper"])
     return note
 
 

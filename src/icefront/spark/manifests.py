@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import load_file_io
 
-from icefront.iceberg.live import Entries, Ids, Read, Ref, entries
+from icefront.iceberg.live import Entries, Ids, Read, Ref, entries, missing
 from icefront.spark.job import run
 from icefront.spark.session import ship_package
 
@@ -30,7 +28,7 @@ def read_in_spark(spark: SparkSession, io_properties: Mapping[str, str], locatio
         refs = spark.sparkContext.parallelize(manifests, tasks)
         told: list[Entries | _Gone] = run(refs.mapPartitions(_Reading(io_properties, location, ids)), "read manifests")
         if gone := next((manifest for manifest in told if isinstance(manifest, _Gone)), None):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), gone.path)
+            raise missing(gone.path)
         return [found for found in told if isinstance(found, Entries)]
 
     return read
