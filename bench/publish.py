@@ -16,7 +16,7 @@ from bench.lake import Lake
 from bench.measure import Rounds, Spread, percentile, play
 from bench.results import Figure, Result
 from icefront.core.epochs import Epoch, epoch_id
-from icefront.core.files import Staged
+from icefront.core.files import Staged, column_ids
 from icefront.core.marks import Identity, Mark, Position
 from icefront.core.ports import LOGICAL, OP, ORDER, WALL
 from icefront.core.protocol import Published
@@ -62,10 +62,8 @@ class Table:
         """Write the files of the next epoch."""
         upper = self.mark.frontier.wall + 1
         epoch = Epoch(self.mark.frontier, Timestamp(upper))
-        fresh = self.snapshots == 1
-        files = tuple(
-            self.sink.writer(epoch, self.sink.prepare(()), fresh=fresh).write([_changes(upper)], 0, uuid.uuid4().hex[:8])
-        )
+        fresh, schema = self.snapshots == 1, self.sink.prepare(())
+        files = tuple(self.sink.writer(epoch, schema, fresh=fresh).write([_changes(upper)], 0, uuid.uuid4().hex[:8]))
         self.next = Staged(
             pipeline=PIPELINE,
             target=self.sink.target,
@@ -73,9 +71,10 @@ class Table:
             epoch_id=epoch_id(PIPELINE, self.sink.target, epoch),
             position=Position.of({"at": upper}),
             files=files,
-            schema_id=self.sink.prepare(()).schema_id,
+            schema_id=schema.schema_id,
             settings=self.sink.settings(),
             fresh=fresh,
+            columns=column_ids(schema),
         )
 
     def publish(self) -> None:

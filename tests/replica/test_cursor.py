@@ -228,6 +228,8 @@ def test_a_tag_goes_forward_whatever_the_format_and_whatever_expired_between(rep
         assert replica.refs()["place"] == place
     table.keep("place", second)
     assert replica.refs()["place"] == third
+    table.keep("place", second, back=True)
+    assert replica.refs()["place"] == second, "who has just begun there needs it"
     expire(replica)
     table.keep("place", last)
     assert replica.refs()["place"] == last
@@ -242,6 +244,24 @@ def test_a_branch_that_has_the_tags_name_is_told_and_left_alone(replica: Replica
     with pytest.raises(ConfigError, match=f"{replica.source} has a branch place, where the reader's tag is to be"):
         FollowedTable(replica.spark, replica.source, {}).keep("place", second)
     assert replica.refs()["place"] == first
+
+
+def test_a_source_that_was_replaced_by_an_empty_table_while_the_tag_was_behind(replica: Replica) -> None:
+    """A run that is killed before its release leaves the tag where it was."""
+    replica.create()
+    replica.sql("INSERT INTO T VALUES (1, 'a', 1)")
+    replica.follow()
+    (first,) = replica.history()
+    (tag,) = [name for name in replica.refs() if name != "main"]
+    replica.sql("INSERT INTO T VALUES (2, 'b', 2)")
+    replica.follow()
+    replica.sql(f"ALTER TABLE T CREATE OR REPLACE TAG `{tag}` AS OF VERSION {first}")
+    replica.sql("CREATE OR REPLACE TABLE T (id bigint NOT NULL, v string, n int) USING iceberg")
+    replica.follow(keys=["id"])
+    assert replica.rows(replica.target, replica.epochs()[-1][0]).total() == 0
+    replica.sql("INSERT INTO T VALUES (7, 'new', 7)")
+    replica.follow(keys=["id"])
+    assert replica.check_caught_up() == 4
 
 
 def test_the_tag_goes_back_with_main(replica: Replica) -> None:
@@ -304,7 +324,7 @@ def test_a_table_made_anew_is_another_source(replica: Replica) -> None:
 
 
 def test_a_source_that_may_not_be_tagged_is_followed_all_the_same(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_table: FollowedTable, _tag: str, _snapshot: int) -> None:
+    def refused(_table: FollowedTable, _tag: str, _snapshot: int, **_options: bool) -> None:
         raise Stopped("the catalog refused us: Forbidden", "")
 
     monkeypatch.setattr(FollowedTable, "keep", refused)

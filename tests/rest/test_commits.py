@@ -38,9 +38,7 @@ def test_creation_claim_publish_heartbeat_and_schema_change_happen_once_whatever
     faults = [name for name in FAULTS if name.partition("-")[0] == family]
     table = channel()
     proxy.arm(faults[0])
-    with suppress(ConnectionFailed, Stopped):
-        assert table.sink.target, "made now, or by the next run"
-    assert table.sink.target
+    assert table.sink.target, "made"
     for fault in faults:
         for changes in (None, {1: "a", 2: "b"}, {1: "c", 2: None, 3: "d"}, {}):
             proxy.arm(fault)
@@ -94,6 +92,24 @@ def test_a_creation_that_landed_and_was_answered_badly_makes_one_table(proxy: Fa
     table.publish({1: None, 2: "b"})
     assert table.table().metadata.table_uuid == made
     assert [str(field.transform) for field in table.table().spec().fields] == ["bucket[2]"]
+    table.check()
+
+
+NOT_LANDED = ("reset-before", "403-before", "409-before", "500-before", "502-before", "504-before", "late-504", "late-closed")
+
+
+@pytest.mark.parametrize("fault", NOT_LANDED)
+def test_a_creation_is_tried_again_as_often_as_other_commits(proxy: FaultProxy, channel: Channels, fault: str) -> None:
+    proxy.arm(fault, times=3)
+    given_up, table = channel(retries=1), channel(retries=1)
+    with pytest.raises(ConnectionFailed):
+        assert given_up.sink.target
+    assert table.sink.target, "made with the second try"
+    assert proxy.struck == {fault: 3}
+    assert not any(strike.applied for strike in proxy.release()), "the table was there already"
+    table.claim()
+    table.publish({1: "a"})
+    table.publish({1: None, 2: "b"})
     table.check()
 
 

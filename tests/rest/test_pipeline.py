@@ -47,8 +47,8 @@ def test_a_pipeline_on_a_bad_line_publishes_every_epoch_once(
     (tmp_path / "orders.yaml").write_text(json.dumps(settings))
     pipeline = Pipeline(load_pipeline(tmp_path / "orders.yaml"))
     watched = watch(known, rest_catalog, tmp_path, table)
-    proxy.arm("late-504")  # the creation
-    proxy.arm("late-closed", nth=4, times=2)  # a commit, and its one repetition
+    proxy.arm("late-504", times=2)  # the creation, and its one repetition
+    proxy.arm("late-closed", nth=5, times=2)  # a commit, and its
     proxy.randomly(Random(seed), 0.6, COMMIT_FAULTS)
     for number in range(4):
         proxy.arm(LOAD_FAULTS[(seed + number) % len(LOAD_FAULTS)], nth=5 * number + 3, where=loads)

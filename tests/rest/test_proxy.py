@@ -207,16 +207,33 @@ def test_a_catalog_may_have_a_path_of_its_own(path: str) -> None:
     assert not commits(Request("POST", f"{table}/metrics", {}, b""))
 
 
-def test_its_harm_is_what_it_struck_and_what_it_sent_late(catalog: Catalog) -> None:
+@pytest.mark.parametrize("ends", ["release", "disarm"])
+def test_what_is_held_back_only_after_it_was_asked_for_is_released_or_dropped_too(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It was on its way when the proxy was asked."""
+    chosen, goes_on = threading.Event(), threading.Event()
+    reach = FaultProxy._reach
+
+    def hesitates(proxy: FaultProxy, *told: Any) -> Any:
+        chosen.set()
+        goes_on.wait()
+        return reach(proxy, *told)
+
+    monkeypatch.setattr(FaultProxy, "_reach", hesitates)
     with FaultProxy(f"http://127.0.0.1:{catalog.server_port}") as proxy:
         proxy.arm("late-504")
-        assert proxy.harm == 0
-        ask(proxy, body=b"one")
-        assert proxy.harm == 1
-        proxy.release()
-        assert proxy.harm == 2
-        ask(proxy, body=b"two")
-        assert proxy.harm == 2
+        client = threading.Thread(target=ask, args=(proxy,))
+        client.start()
+        chosen.wait()
+        end = threading.Thread(target=getattr(proxy, ends))
+        end.start()
+        assert catalog.bodies == []
+        goes_on.set()
+        for thread in (client, end):
+            thread.join()
+        assert catalog.bodies == ([b"one"] if ends == "release" else [])
+        assert proxy.release() == []
 
 
 def test_a_delay_is_that_of_one_request_and_not_of_all_that_are_held_back(catalog: Catalog) -> None:

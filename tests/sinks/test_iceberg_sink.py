@@ -542,7 +542,7 @@ def test_an_epoch_is_written_anew_when_a_column_was_replaced_meanwhile(
             spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
 
     monkeypatch.setattr("icefront.sinks.iceberg.failpoint", replace_column)
-    with pytest.raises(Stopped, match=r"^column v of .* was dropped and added again since the epoch was written"):
+    with pytest.raises(Stopped, match=r"^column v of .* was replaced by another one since the epoch was written"):
         sink.publish(staged, mark)
     assert moment in passed
     assert (sink.recall(), count(spark, table)) == (mark, before), "it was published"
@@ -571,7 +571,7 @@ def test_an_epoch_is_written_anew_when_the_schema_it_was_written_with_was_remove
     spark.sql(f"INSERT INTO {table} VALUES (7, 'theirs')")
     clean_out(spark, table)
     assert not sink.present(staged)
-    with pytest.raises(Stopped, match=r"^column v of .* was dropped and added again since the epoch was written"):
+    with pytest.raises(Stopped, match=r"^column v of .* was replaced by another one since the epoch was written"):
         sink.publish(staged, mark)
     assert state(spark, table) == {7: "theirs"}
     successor = make(spark, table)
@@ -590,6 +590,34 @@ def test_an_epoch_stays_good_when_no_more_than_the_schema_it_was_written_with_wa
     assert sink.present(staged)
     assert isinstance(sink.publish(staged, mark), Published)
     assert state(spark, table) == {1: "a", 7: "theirs"}
+
+
+def test_an_epoch_without_files_does_not_depend_on_columns(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = publish(sink, claim(sink), 10, {1: "a"}, fresh=True)
+    heartbeat = stage(sink, mark, 20, {})
+    assert heartbeat.columns
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN v")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN v string")
+    assert sink.present(heartbeat)
+    assert isinstance(sink.publish(heartbeat, mark), Published)
+
+
+def test_a_member_of_a_struct_that_was_replaced_is_noticed_too(spark: Any, table: str) -> None:
+    sink = make(spark, table)
+    mark = claim(sink)
+    staged = stage(sink, mark, 10, {1: "a"})
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN s struct<m: string, l: array<struct<x: int>>>")
+    staged = replace(staged, columns=column_ids(sink.prepare(())))
+    assert {"s", "s.m", "s.l", "s.l.element", "s.l.element.x"} < staged.columns.keys()
+    assert sink.present(staged)
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN s.l.element.x")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN s.l.element.x int")
+    assert not sink.present(staged)
+    with pytest.raises(
+        Stopped, match=r"^column s\.l\.element\.x(, \S+)* of .* was replaced by another one since the epoch was written"
+    ):
+        sink.publish(staged, mark)
 
 
 def test_a_note_that_does_not_say_what_its_columns_were_is_written_anew(spark: Any, table: str) -> None:

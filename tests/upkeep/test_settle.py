@@ -377,6 +377,28 @@ def test_a_file_that_is_not_there_at_all_stops_it_and_is_named(spark: Any, table
         settle(spark, table)
 
 
+def test_a_file_that_is_not_there_at_all_is_named_also_while_others_commit(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    Streaming(spark, table).commit([{"id": 1, "v": "v", "n": 0}])
+    Streaming(spark, table).commit([], [{"id": 1}])
+    lost = Path(urlsplit(spark.sql(f"SELECT file_path FROM {table}.data_files").head()[0]).path)
+    lost.unlink()
+    find_dead = settle_job.find_dead
+    looks: list[int] = []
+
+    def others_first(*work: Any) -> Any:
+        looks.append(len(work[-1]))
+        Streaming(spark, table).commit([{"id": 10 + len(looks), "v": "v", "n": 0}])
+        return find_dead(*work)
+
+    monkeypatch.setattr(settle_job, "find_dead", others_first)
+    with pytest.raises(FilesGone, match=lost.name):
+        settle(spark, table)
+    assert len(looks) == 2
+
+
 def metadata_files(spark: Any, table: str, kind: str) -> list[Path]:
     query = {
         "manifest": f"SELECT path FROM {table}.manifests",

@@ -130,7 +130,7 @@ class FilesGone(Stopped):
         more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
         error = cls(
             f"a file that {target} names is not there: {min(paths)}{more}",
-            "restore it from a copy; look for a program that removes files by itself",
+            "run it again: others may have rewritten it; if it is missed again, restore it from a copy, and look for what removes files",
         )
         error.paths = frozenset(paths)
         return error

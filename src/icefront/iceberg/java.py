@@ -276,7 +276,9 @@ class Gateway:
 
     def is_past(self, table: JavaObject, snapshot: int, other: int) -> bool:
         """Say whether a snapshot is one of main's, as far as its history is known, and came after another one."""
-        if not self._snapshot_util.isAncestorOf(table, snapshot) or (older := table.snapshot(other)) is None:
+        if table.currentSnapshot() is None or (older := table.snapshot(other)) is None:
+            return False
+        if not self._snapshot_util.isAncestorOf(table, snapshot):
             return False
         if self._snapshot_util.isAncestorOf(table, snapshot, other):
             return True
@@ -331,6 +333,8 @@ class Gateway:
 
         Equality deletes under an unpartitioned spec are global; a table that never had such a spec could not hold them. Those that
         are scoped to partitions want the opposite: a table that never has a second spec.
+
+        It may be tried again after ConnectionFailed: a table that is there by then is taken as it is.
         """
         catalog, identifier = self.locate(name)
         self._create_namespace(names.quoted(name).rpartition(".")[0])
@@ -349,6 +353,8 @@ class Gateway:
         except JAVA_ERRORS as error:
             # Look all the same: another driver may have made it meanwhile, or we did and the answer was lost.
             failed = translate(error)
+            if java_class(error).endswith(("AlreadyExistsException", "CommitFailedException")):
+                failed = ConnectionFailed(f"the catalog did not make {name}: {said(error)}", "look what it logs, then run again")
         table = self.load(name)
         if table is None:
             raise failed or Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
@@ -536,8 +542,11 @@ class JavaTable:
             _pause(attempt)
 
     def _moved_on(self, transaction: JavaObject) -> bool:
-        """Say whether the table is another one by now than a transaction began with."""
-        self.refresh()
+        """Say whether the table is another one by now than a transaction began with, or may be: the next attempt asks the catalog, too."""
+        try:
+            self.refresh()
+        except ConnectionFailed:
+            return True
         return self.place() != str(transaction.startMetadata().metadataFileLocation())
 
     def _change(self, fence: _Fence, change: Change) -> JavaObject:

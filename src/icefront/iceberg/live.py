@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, DataFileContent, ManifestContent, ManifestFile, PartitionFieldSummary
 from pyiceberg.table.snapshots import Snapshot
 
+from icefront.core.errors import ConnectionFailed, FilesGone
 from icefront.iceberg.bounds import Metric
 from icefront.iceberg.manifests import Manifest, Partition
 
@@ -256,6 +258,19 @@ def _bytes(io: FileIO, ref: Ref) -> bytes:
 def missing(path: str) -> FileNotFoundError:
     """Make the error of a file that is not there; stores say it each in words of their own."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+@contextmanager
+def readable(table: str) -> Iterator[None]:
+    """Say which table it is whose manifests cannot be read, and why not."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FilesGone.of(table, [error.filename]) from error
+    except OSError as error:
+        raise ConnectionFailed(
+            f"the manifests of {table} cannot be read: {error}", "see whether its storage is up, then try again"
+        ) from error
 
 
 def _decoded(data: bytes, ref: Ref, ids: Ids) -> Entries:

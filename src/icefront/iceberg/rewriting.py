@@ -19,7 +19,7 @@ from icefront.core.errors import Stopped
 from icefront.iceberg import compacting, described
 from icefront.iceberg.compacting import Terms
 from icefront.iceberg.java import JavaObject, JavaTable, Upkept, call, said
-from icefront.iceberg.live import DeleteEntry, DeleteKind, Manifests
+from icefront.iceberg.live import DeleteEntry, DeleteKind, Manifests, readable
 from icefront.iceberg.view import View
 
 if TYPE_CHECKING:
@@ -171,18 +171,20 @@ class Rewriter:
         """Choose how the planned snapshot is rewritten, and which of its equality deletes are left."""
         metadata, manifests = view.metadata, view.manifests()
         snapshot = metadata.current_snapshot()
-        specs = {ref.spec_id for ref in manifests.of(snapshot).values() if ref.has_data}
+        with readable(view.table):
+            specs = {ref.spec_id for ref in manifests.of(snapshot).values() if ref.has_data}
+            equality = [] if self._applies else _equality(manifests, snapshot)
         applying = Terms(
             int(self._planned_at.sequenceNumber()),
             columns=frozenset(metadata.schema().field_ids),
             moves=specs != {metadata.default_spec_id},
         )
-        if self._applies or not (deletes := _equality(manifests, snapshot)):
+        if not equality:
             return applying, ()
-        number = compacting.written_as_of((delete.sequence for delete in deletes), applying.number)
-        leaving = replace(applying, number=number, left=frozenset(delete.key for delete in deletes))
-        can = leaving.harm(deletes, deletes, view.facts.unpartitioned) is None
-        return (leaving, deletes) if can else (applying, ())
+        number = compacting.written_as_of((delete.sequence for delete in equality), applying.number)
+        leaving = replace(applying, number=number, left=frozenset(delete.key for delete in equality))
+        can = leaving.harm(equality, equality, view.facts.unpartitioned) is None
+        return (leaving, equality) if can else (applying, ())
 
     def _unapplied(self, group: JavaObject, deletes: JavaObject) -> JavaObject | None:
         """Let a group be read without some deletes, and without files that are too young for that; None if it is not worth it then."""
@@ -296,7 +298,8 @@ class Rewriter:
         then = now.model_copy(update={"manifest_list": made.manifestListLocation()})
         # What was dropped meanwhile may not be in the new files either, or be nothing but null there.
         terms = replace(terms, columns=terms.columns & frozenset(view.metadata.schema().field_ids))
-        harm = terms.harm(_equality(manifests, now), _equality(manifests, then), view.facts.unpartitioned)
+        with readable(view.table):
+            harm = terms.harm(_equality(manifests, now), _equality(manifests, then), view.facts.unpartitioned)
         if harm is not None:
             log.info("a compaction is given up", table=self._table.name, why=harm)
         return harm is not None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icefront.core.errors import ConnectionFailed, FilesGone, Stopped
-from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing, Manifests, Metrics
+from icefront.core.errors import Stopped
+from icefront.iceberg.live import DataEntry, DeleteEntry, DeleteKind, Listing, Manifests, Metrics, readable
 from icefront.iceberg.statediff import EVERYWHERE, Deletes, Facts
 
 if TYPE_CHECKING:
@@ -97,14 +97,8 @@ def owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry] = 
     With `most`, the oldest deletes of about so many keys, beside those to be published: workers hold all keys that are looked up
     together.
     """
-    try:
+    with readable(view.table):
         return _owed(view, manifests, unpublished, most)
-    except FileNotFoundError as error:
-        raise FilesGone.of(view.table, [error.filename]) from error
-    except OSError as error:
-        raise ConnectionFailed(
-            f"the manifests of {view.table} cannot be read: {error}", "see whether its storage is up, then try again"
-        ) from error
 
 
 def _owed(view: View, manifests: Manifests, unpublished: Sequence[DeleteEntry], most: int | None) -> Debt:

@@ -319,9 +319,7 @@ def _rolled_back(scene: Scene) -> bool:
         if scene.lake.proxy is not None:
             scene.lake.proxy.release()
         scene.check()
-        # Of what a commit under way was built on the catalog cannot tell that it was not so meanwhile: it is of the claim, or younger.
-        claimed = min(Timestamp.parse(event["frontier"]) for event in events(driver.stderr, "claimed"))
-        older = _older_snapshots(scene.load(), claimed)
+        older = _older_snapshots(scene.load(), _behind(scene, driver))
         if not older or not _set_current(scene, scene.rng.choice(older)):
             driver.wake()
             scene.drain(driver)
@@ -335,6 +333,15 @@ def _rolled_back(scene: Scene) -> bool:
         _set_current(scene, _before_rollback(scene))
     scene.check()
     return True
+
+
+def _behind(scene: Scene, driver: Driver) -> Timestamp:
+    """Say behind which frontier the table may be set back while a run stands before its commit."""
+    frontier = Timestamp.parse(scene.checker.frontier_text)
+    if scene.lake.proxy is None:
+        return frontier
+    # Its commit is built on its claim or on what is younger: where the table is set to just that, a REST catalog sees no difference.
+    return min(frontier, *(Timestamp.parse(event["frontier"]) for event in events(driver.stderr, "claimed")))
 
 
 def _are_stopped(scene: Scene, driver: Driver) -> None:

@@ -38,11 +38,11 @@ def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
     """Read the events of these names in the log of one run.
 
     Its last line may be half written, by a run that lives or was killed; a JVM may have gone on in it. Raises ValueError when a run said more
-    after such a line: what was checked without it would hold for less than it seems.
+    after a line that begins as one of its own and is not whole: what was checked without it would hold for less than it seems.
     """
     cut = ""
     for line in log.split("\n")[:-1]:
-        begins, said = line.startswith("{"), _said(line)
+        begins, said = line.startswith('{"'), _said(line)
         if cut and (begins or said):
             raise ValueError(f"a run went on after a line of its log that cannot be read: {cut[:300]}")
         if begins and said is None:

@@ -169,8 +169,6 @@ class FaultProxy:
     def __init__(self, upstream: str, *, late: Callable[[], float] | None = None, pause: float = 0.02) -> None:
         self.struck: Counter[str] = Counter()
         self.strikes: list[Strike] = []
-        self.harm = 0
-        """How often it came between a client and the catalog so far: strikes, and requests that went out late."""
         self.pause = pause
         self._upstream = urlsplit(upstream)
         self._late = late
@@ -214,10 +212,12 @@ class FaultProxy:
             self._chance = _Chance(rng, share, [_named(name) for name in faults], where)
 
     def disarm(self) -> None:
-        """Strike no more, and drop what is still held back."""
+        """Strike no more, and drop what is still held back. Afterwards no request is on its way, unless a client has sent one since."""
         with self._lock:
             self._armed.clear()
             self._chance = None
+        self._wait()
+        with self._lock:
             self._held.clear()
             self._let_go()
 
@@ -226,16 +226,24 @@ class FaultProxy:
 
         Afterwards no request is on its way, unless a client has sent one since.
         """
-        with self._lock:
-            held, self._held = self._held, []
-            self.harm += len(held)
-        for strike in held:
-            self._forward(strike)
-        with self._lock:
-            self._let_go()
+        released: list[Strike] = []
+        while True:
+            with self._lock:
+                held, self._held = self._held, []
+            for strike in held:
+                self._forward(strike)
+            released += held
+            # What is on its way may be held back yet.
+            self._wait()
+            with self._lock:
+                if not self._held:
+                    self._let_go()
+                    return released
+
+    def _wait(self) -> None:
+        """Wait until nothing is on its way."""
         with self._quiet:
             self._quiet.wait_for(lambda: self._under_way == 0)
-        return held
 
     def _arrive(self, late: Strike) -> None:
         """Send one request whose time has come, unless it was released or dropped."""
@@ -243,7 +251,6 @@ class FaultProxy:
             with self._lock:
                 left = [strike for strike in self._held if strike is not late]
                 dropped, self._held = len(left) == len(self._held), left
-                self.harm += not dropped
             if not dropped:
                 self._forward(late)
 
@@ -277,7 +284,6 @@ class FaultProxy:
                 with self._lock:
                     self.strikes.append(strike)
                     self.struck[fault.name] += 1
-                    self.harm += 1
                     released = self._released
                 answers = self._reach(strike, fault)
         if fault is None:

@@ -66,7 +66,7 @@ ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
 """Steps that a run may take only once; it takes the others for each of at least `PERIODS` epochs."""
 PERIODS = 4
 RETRIES = 5
-"""So many strikes every commit must survive (`commit.retries`) but that of a table's creation, which nobody tries again."""
+"""So many strikes every commit must survive (`commit.retries`)."""
 _OFTEN = {"settle": {"files": 3, "every": "1s"}, "compact": {"files": 6, "every": "5s"}, "expire": "off"}
 TABLES: Sequence[tuple[object, str]] = (("off", "immediate"), (_OFTEN, "settled"), (_OFTEN, "immediate"), ("off", "settled"))
 """Of half of the tables the runs do the upkeep too, as often as they can; expiry comes as a blow. Every second one never gets an
@@ -215,7 +215,6 @@ class Scene:
             driver.close()
         if self.lake.proxy is not None:
             self.lake.proxy.disarm()  # what is late finds the table gone, or makes one where there is to be none
-            self.lake.proxy.release()
 
     @contextmanager
     def choosing(self, rng: Random) -> Iterator[None]:
@@ -344,14 +343,14 @@ class Scene:
             # JVMs that are killed leave libraries and blocks behind.
             "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
         }
-        harm, creates = self._harm_so_far(), self.lake.proxy is not None and self.load() is None
+        survives = self._struck() + RETRIES
         driver = Driver(command, self.folder, environment, self.by)
         self._drivers.append(driver)
-        self._survives[driver] = harm + (0 if creates else RETRIES)
+        self._survives[driver] = survives
         return driver
 
-    def _harm_so_far(self) -> int:
-        return self.lake.proxy.harm if self.lake.proxy else 0
+    def _struck(self) -> int:
+        return len(self.lake.proxy.strikes) if self.lake.proxy else 0
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
         """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
@@ -457,7 +456,7 @@ class Scene:
             ) from None
         if code in codes:
             return
-        if code == ConnectionFailed.exit_code and self._harm_so_far() > self._survives.get(driver, 0):
+        if code == ConnectionFailed.exit_code and self._struck() > self._survives.get(driver, 0):
             raise Cut(f"{self.named(driver)} could not reach the catalog")
         raise Broken(Violation("exit", self.named(driver), f"an end with {_codes(codes)}", f"{code}; {_end(driver)}"))
 

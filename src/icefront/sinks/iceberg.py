@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
@@ -145,8 +145,15 @@ class IcebergSink:
             check_scope(self.target, 1, partition_by, None, wanted.keys)
         failpoint("table.before")
         first, then = (partition_by, ()) if self._scoped else ((), partition_by)
-        self._table = self._gateway.create(
-            self.target, schema.model_dump_json(), properties, self._adder(then) if then else None, first
+        self._table = self._patiently(
+            partial(
+                self._gateway.create,
+                self.target,
+                schema.model_dump_json(),
+                properties,
+                self._adder(then) if then else None,
+                first,
+            )
         )
         failpoint("table.after")
         log.info("created table", table=self.target, columns=len(schema.fields))
@@ -423,6 +430,8 @@ class IcebergSink:
 
     def _replaced_columns(self, staged: Staged) -> list[str]:
         """Name the columns that are others by now: what was written for them would read as null."""
+        if not staged.files:
+            return []
         now = _columns(self._live().schema_json())
         return sorted(name for name, number in staged.columns.items() if now.get(name, number) != number)
 
@@ -491,14 +500,18 @@ class IcebergSink:
         return self._live().head(self._wanted.pipeline)
 
     def _refresh(self) -> None:
-        """Read the table's state; a catalog that is away for a moment is asked again."""
+        """Read the table's state."""
+        self._patiently(self._live().refresh)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask the catalog; one that is away for a moment is asked again."""
         for attempt in range(self._wanted.retries):
             try:
-                return self._live().refresh()
+                return ask()
             except ConnectionFailed as error:
                 log.warning("the catalog did not answer; asking again", table=self.target, error=error.fact)
                 self._back_off(attempt + 1)
-        return self._live().refresh()
+        return ask()
 
     def _send(self, request: Send, publishes: Change | None) -> Landed | NotLanded:
         intent = request.intent
@@ -535,7 +548,7 @@ class IcebergSink:
             raise Stopped(f"partition spec {lost} is gone from {self.target}", anew)
         if replaced := self._replaced_columns(staged):
             columns = ", ".join(replaced)
-            raise Stopped(f"column {columns} of {self.target} was dropped and added again since the epoch was written", anew)
+            raise Stopped(f"column {columns} of {self.target} was replaced by another one since the epoch was written", anew)
         if dropped := self._dropped_keys(staged):
             raise SchemaRefused(
                 f"key column with field id {dropped[0]} was dropped from {self.target}",
@@ -558,7 +571,7 @@ class IcebergSink:
             )
         if replaced := self._replaced_columns(staged):
             raise Stopped(
-                f"{published} column {', '.join(replaced)} is another one, dropped and added again: it is null in the epoch's rows, as in older ones",
+                f"{published} column {', '.join(replaced)} was replaced by another one: it is null in the epoch's rows, as in older ones",
                 "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
             )
 

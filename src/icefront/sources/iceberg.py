@@ -44,8 +44,8 @@ class Table(Protocol):
         """Return the table as it is now."""
         ...
 
-    def keep(self, tag: str, snapshot: int) -> None:
-        """Let a tag point to a snapshot: make it, or move it."""
+    def keep(self, tag: str, snapshot: int, *, back: bool) -> None:
+        """Let a tag point to a snapshot: make it, or move it, but only with `back` to an older one."""
         ...
 
 
@@ -242,14 +242,15 @@ class IcebergSource:
     def _keep_first(self, place: Place) -> None:
         """Make sure of the tag before anything is read; then the snapshot is either kept or gone."""
         if self._kept is None and place.snapshot is not None:
-            self._keep(place.snapshot)
+            # Who has just claimed the target knows where it is, also where a tag of before is further.
+            self._keep(place.snapshot, back=True)
             Timeline(self._view.table, self._table.look().metadata, self._batch_bytes).state(place)
 
-    def _keep(self, snapshot: int | None) -> None:
+    def _keep(self, snapshot: int | None, *, back: bool = False) -> None:
         if snapshot is None or snapshot == self._kept:
             return
         try:
-            self._table.keep(self._tag, snapshot)
+            self._table.keep(self._tag, snapshot, back=back)
         except IcefrontError as error:
             if error.fact != self._complaint:
                 log.warning(

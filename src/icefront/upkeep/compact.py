@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from icefront.core.errors import ConfigError
+from icefront.core.errors import ConfigError, FilesGone
 from icefront.iceberg import described, settling
-from icefront.iceberg.live import DeleteEntry, DeleteKind
+from icefront.iceberg.live import DeleteEntry, DeleteKind, readable
 from icefront.iceberg.summary import UPKEEP
 from icefront.iceberg.view import View
 from icefront.proof.failpoints import failpoint
@@ -151,8 +151,9 @@ def _keys(view: View) -> Sequence[str]:
 
 def _deletes(view: View) -> list[DeleteEntry]:
     manifests = view.manifests()
-    refs = [ref for ref in manifests.of(view.metadata.current_snapshot()).values() if not ref.has_data]
-    return [delete for entries in manifests.entries(refs) for delete in entries.deletes]
+    with readable(view.table):
+        refs = [ref for ref in manifests.of(view.metadata.current_snapshot()).values() if not ref.has_data]
+        return [delete for entries in manifests.entries(refs) for delete in entries.deletes]
 
 
 # ── group by group ─────────────────────────────────────────────────────────────────────────
@@ -259,15 +260,24 @@ def next_batch(
 def _drop_dangling(spark: SparkSession, table: str, live: JavaTable) -> int | None:
     """Take deletes out that no file is left for; None if there are none, or another commit came between."""
     view = View.of(spark, table)
-    deletes = _deletes(view)
-    if not deletes:
+    try:
+        found = _dangling(view)
+    except FilesGone as error:
+        log.info("deletes that no file is left for stay: others changed the table", table=table, why=error.fact)
         return None
-    ids = frozenset(i for delete in deletes for i in delete.equality_ids)
-    manifests = view.manifests()
-    refs = [ref for ref in manifests.of(view.metadata.current_snapshot()).values() if ref.has_data]
-    found = settling.dangling([e.data for e in manifests.entries(refs, ids) if e.data is not None], deletes, view.facts)
     if not found:
         return None
     at = view.metadata.current_snapshot_id
     assert at is not None
     return live.commit_deletes(described.exchange(view.metadata, (), found), (), at, _ENTRIES, patience=PATIENCE)
+
+
+def _dangling(view: View) -> Sequence[DeleteEntry]:
+    deletes = _deletes(view)
+    if not deletes:
+        return ()
+    ids = frozenset(i for delete in deletes for i in delete.equality_ids)
+    manifests = view.manifests()
+    with readable(view.table):
+        refs = [ref for ref in manifests.of(view.metadata.current_snapshot()).values() if ref.has_data]
+        return settling.dangling([e.data for e in manifests.entries(refs, ids) if e.data is not None], deletes, view.facts)

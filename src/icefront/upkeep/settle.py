@@ -57,6 +57,7 @@ def settle(spark: SparkSession, table: str) -> Settled:
     begun = time.perf_counter()
     done = Settled(table)
     refused = 0
+    gone: frozenset[str] = frozenset()
     while True:
         view, why = View.of(spark, table), "others changed the same files"
         try:
@@ -65,9 +66,10 @@ def settle(spark: SparkSession, table: str) -> Settled:
             done = replace(done, rounds=done.rounds + 1)
             landed = _round(spark, view, owed)
         except FilesGone as error:
-            # Others may have rewritten them since the plan, and have expired what knew them.
-            if View.of(spark, table).metadata.current_snapshot_id == view.metadata.current_snapshot_id:
+            # Others may have rewritten them since the plan, and have expired what knew them. A later plan does not name them then.
+            if error.paths & gone or View.of(spark, table).metadata.current_snapshot_id == view.metadata.current_snapshot_id:
                 raise
+            gone |= error.paths
             landed, why = None, error.fact
         if landed is None:
             refused += 1
