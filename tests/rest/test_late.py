@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import CapturingLogger
 
-from icefront.core.errors import ConnectionFailed, FencedOut, SchemaRefused, Stopped
+from icefront.core.errors import ConnectionFailed, FencedOut, RolledBack, SchemaRefused, Stopped
 from icefront.core.marks import Mark
 from icefront.core.ports import Wish
 from icefront.core.protocol import Claim, FencedOff, Head, Published, renewal
@@ -158,6 +158,34 @@ def test_a_key_column_that_is_dropped_between_a_fence_and_its_commit_is_named_an
     assert "changed" in done
     with pytest.raises(SchemaRefused, match="has no column id, which the keys name"):
         channel().claim()
+
+
+def test_a_rollback_to_what_a_commit_was_built_on_refuses_its_second_sending(
+    proxy: FaultProxy, channel: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a commit asserts where the branch is, and there it is; but its sequence number was given to the first sending."""
+    table = channel()
+    near = f"near.{table.name}"
+    table.claim()
+    table.publish({1: "a"})
+    staged = table.stage({2: "b"})
+    base = table.table().current_snapshot()
+    assert base is not None
+    passed: list[str] = []
+    landed: list[bool] = []
+
+    def roll_back(failpoint: str) -> None:
+        passed.append(failpoint)
+        if failpoint == "publish.before-commit" and passed.count(failpoint) == 2:
+            landed.extend(applied(proxy.release()))
+            table.spark.sql(f"CALL near.system.rollback_to_snapshot('{table.name}', {base.snapshot_id})")
+
+    monkeypatch.setattr("icefront.sinks.iceberg.failpoint", roll_back)
+    proxy.arm("late-504")
+    with pytest.raises(RolledBack, match=r"ends at 10\.0000000000, its mark says 20\.0000000000"):
+        table.publish_staged(staged, {2: "b"})
+    assert landed == [True]
+    assert state(table.spark, near) == {1: "a"}
 
 
 @pytest.mark.parametrize("moment", ["after its claim", "after its publish"])

@@ -27,7 +27,6 @@ from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.failpoints import FailpointError
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Driver, Unexpected, wait_until
-from icefront.proof.logs import events
 from icefront.proof.scene import Broken, Cut, Scene, said
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
@@ -319,7 +318,7 @@ def _rolled_back(scene: Scene) -> bool:
         if scene.lake.proxy is not None:
             scene.lake.proxy.release()
         scene.check()
-        older = _older_snapshots(scene.load(), _behind(scene, driver))
+        older = _older_snapshots(scene.load())
         if not older or not _set_current(scene, scene.rng.choice(older)):
             driver.wake()
             scene.drain(driver)
@@ -333,15 +332,6 @@ def _rolled_back(scene: Scene) -> bool:
         _set_current(scene, _before_rollback(scene))
     scene.check()
     return True
-
-
-def _behind(scene: Scene, driver: Driver) -> Timestamp:
-    """Say behind which frontier the table may be set back while a run stands before its commit."""
-    frontier = Timestamp.parse(scene.checker.frontier_text)
-    if scene.lake.proxy is None:
-        return frontier
-    # Its commit is built on its claim or on what is younger: where the table is set to just that, a REST catalog sees no difference.
-    return min(frontier, *(Timestamp.parse(event["frontier"]) for event in events(driver.stderr, "claimed")))
 
 
 def _are_stopped(scene: Scene, driver: Driver) -> None:
@@ -360,8 +350,8 @@ def _is_stopped(scene: Scene, driver: Driver) -> None:
         raise Broken(Violation("exit", scene.named(driver), "a table that was rolled back", "another reason: see its log"))
 
 
-def _older_snapshots(table: Table | None, than: Timestamp) -> Sequence[int]:
-    """Name the snapshots of the branch, newest first, that end below a frontier by their own word."""
+def _older_snapshots(table: Table | None) -> Sequence[int]:
+    """Name the snapshots of the branch, newest first, that end below its frontier by their own word."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots} if table else {}
     frontiers: list[tuple[Timestamp, int]] = []
     at = by_id.get(table.metadata.current_snapshot_id or 0) if table else None
@@ -369,7 +359,7 @@ def _older_snapshots(table: Table | None, than: Timestamp) -> Sequence[int]:
         if "icefront.frontier" in said(at):
             frontiers.append((Timestamp.parse(said(at)["icefront.frontier"]), at.snapshot_id))
         at = by_id.get(at.parent_snapshot_id or 0)
-    return [snapshot for frontier, snapshot in frontiers if frontier < than]
+    return [snapshot for frontier, snapshot in frontiers if frontier < frontiers[0][0]]
 
 
 def _before_rollback(scene: Scene) -> int:
