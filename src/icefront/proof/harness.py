@@ -93,6 +93,8 @@ class Process(Protocol):
 
 Begin = Callable[[Sequence[str], Path, Mapping[str, str], Path, Path], Process]
 """Starts a command in a folder and an environment; its output goes to two files."""
+TELLING = {"ICEFRONT_DEBUG": "1"}
+"""Has a run tell in its log what was not foreseen: otherwise it leaves a file of its own for that, which nobody would remove."""
 
 
 def executed(command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path) -> Process:
@@ -322,7 +324,7 @@ class Project:
     ) -> Driver:
         """Start `icefront run orders.yaml --until caught-up --json` with failpoints armed."""
         command = [*(program or self.program), "run", self.file.name, "--until", "caught-up", "--json", *arguments]
-        return Driver(command, self.folder, {**os.environ, ENVIRONMENT: failpoints, **(environment or {})}, self.begin)
+        return Driver(command, self.folder, {**os.environ, **TELLING, ENVIRONMENT: failpoints, **(environment or {})}, self.begin)
 
     def run(
         self,

@@ -36,7 +36,7 @@ from icefront.core.errors import ConnectionFailed
 from icefront.core.timestamps import ORIGIN, Timestamp
 from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_notes
 from icefront.proof.failpoints import ENVIRONMENT
-from icefront.proof.harness import FENCED, PROGRAM, Begin, Driver, Project, Unexpected, executed, released, wait_until
+from icefront.proof.harness import FENCED, PROGRAM, TELLING, Begin, Driver, Project, Unexpected, executed, released, wait_until
 from icefront.proof.oracle import Row, replay
 from icefront.proof.proxy import FaultProxy
 from icefront.proof.sessions import processes
@@ -339,6 +339,7 @@ class Scene:
         command = [*self.program, "--log", "json", "-v", "run", self.project.file.name, "--json", *arguments]
         environment = {
             **os.environ,
+            **TELLING,
             ENVIRONMENT: ",".join(f"{place}={action}" for place, action in armed.items()),
             # JVMs that are killed leave libraries and blocks behind.
             "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
