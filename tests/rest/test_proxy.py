@@ -207,35 +207,6 @@ def test_a_catalog_may_have_a_path_of_its_own(path: str) -> None:
     assert not commits(Request("POST", f"{table}/metrics", {}, b""))
 
 
-@pytest.mark.parametrize("ends", ["release", "disarm"])
-def test_what_is_held_back_only_after_it_was_asked_for_is_released_or_dropped_too(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    """It was on its way when the proxy was asked."""
-    chosen, goes_on = threading.Event(), threading.Event()
-    reach = FaultProxy._reach
-
-    def hesitates(proxy: FaultProxy, *told: Any) -> Any:
-        chosen.set()
-        goes_on.wait()
-        return reach(proxy, *told)
-
-    monkeypatch.setattr(FaultProxy, "_reach", hesitates)
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}") as proxy:
-        proxy.arm("late-504")
-        client = threading.Thread(target=ask, args=(proxy,))
-        client.start()
-        chosen.wait()
-        end = threading.Thread(target=getattr(proxy, ends))
-        end.start()
-        assert catalog.bodies == []
-        goes_on.set()
-        for thread in (client, end):
-            thread.join()
-        assert catalog.bodies == ([b"one"] if ends == "release" else [])
-        assert proxy.release() == []
-
-
 def test_a_delay_is_that_of_one_request_and_not_of_all_that_are_held_back(catalog: Catalog) -> None:
     delays = iter((600.0, 0.01))
     with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: next(delays)) as proxy:
@@ -247,63 +218,44 @@ def test_a_delay_is_that_of_one_request_and_not_of_all_that_are_held_back(catalo
     assert catalog.bodies == [b"b", b"a"]
 
 
-def test_a_release_waits_for_what_is_on_its_way(catalog: Catalog, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit of a client that was killed may land while one looks at what it left."""
-    begun, goes_on, released = threading.Event(), threading.Event(), threading.Event()
-    reply = Handler.reply
+# Where a request may be when one asks: at the catalog; chosen and not yet sent, or not yet held back; late, and its time has come.
+MOMENTS: dict[str, tuple[type, str]] = {
+    "at the catalog": (Handler, "reply"),
+    "let through": (FaultProxy, "send"),
+    "struck": (FaultProxy, "_reach"),
+    "arriving": (FaultProxy, "_forward"),
+}
 
-    def slowly(handler: Handler, status: int, body: bytes) -> None:
+
+@pytest.mark.parametrize("ends", ["release", "disarm"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_to_release_or_disarm_waits_for_what_is_on_its_way(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, moment: str, ends: str
+) -> None:
+    """A commit of a client that was killed may land while one looks at what it left."""
+    begun, goes_on = threading.Event(), threading.Event()
+    owner, step = MOMENTS[moment]
+    steps = getattr(owner, step)
+
+    def hesitates(*told: Any) -> Any:
         begun.set()
         goes_on.wait()
-        reply(handler, status, body)
+        return steps(*told)
 
-    monkeypatch.setattr(Handler, "reply", slowly)
-    client = threading.Thread(target=ask, args=(proxy,))
-    client.start()
-    begun.wait()
-
-    def release() -> None:
-        proxy.release()
-        released.set()
-
-    releases = threading.Thread(target=release)
-    releases.start()
-    assert not released.wait(0.2)
-    goes_on.set()
-    for thread in (client, releases):
-        thread.join()
-    assert released.is_set()
-
-
-@pytest.mark.parametrize("who", ["one that was let through", "one that arrives late, by itself"])
-def test_a_release_waits_for_what_is_only_decided(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """Between the decision and the sending nothing is open yet: the request lands all the same."""
-    decided, goes_on, released = threading.Event(), threading.Event(), threading.Event()
-    step = "send" if who == "one that was let through" else "_forward"
-    sends = getattr(FaultProxy, step)
-
-    def hesitates(proxy: FaultProxy, what: Any) -> Any:
-        decided.set()
-        goes_on.wait()
-        return sends(proxy, what)
-
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: 0.0) as proxy:
-        if step == "_forward":
+    monkeypatch.setattr(owner, step, hesitates)
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=(lambda: 0.0) if moment == "arriving" else None) as proxy:
+        if moment in {"struck", "arriving"}:
             proxy.arm("late-504")
-        monkeypatch.setattr(FaultProxy, step, hesitates)
         client = threading.Thread(target=ask, args=(proxy,))
         client.start()
-        decided.wait()
-
-        def release() -> None:
-            proxy.release()
-            released.set()
-
-        releases = threading.Thread(target=release)
-        releases.start()
-        assert not released.wait(0.2)
-        assert catalog.bodies == []
+        begun.wait()
+        end = threading.Thread(target=getattr(proxy, ends))
+        end.start()
+        end.join(0.2)
+        assert end.is_alive()
         goes_on.set()
-        for thread in (client, releases):
+        for thread in (client, end):
             thread.join()
-    assert catalog.bodies == [b"one"]
+        dropped = moment == "struck" and ends == "disarm"
+        assert catalog.bodies == ([] if dropped else [b"one"])
+        assert proxy.release() == []
