@@ -367,8 +367,8 @@ class Followed:
     def look(self) -> View:
         return View.of(self.spark, self.name)
 
-    def keep(self, tag: str, snapshot: int, *, back: bool) -> None:
-        raise AssertionError(tag, snapshot, back)
+    def keep(self, tag: str, snapshot: int) -> None:
+        raise AssertionError(tag, snapshot)
 
 
 @pytest.mark.parametrize("form", OTHERS)

@@ -100,7 +100,7 @@ def test_a_line_that_cannot_be_read_and_after_which_the_run_went_on_is_told(rest
         list(events(said("released", 5) + CUT + rest, "released"))
 
 
-@pytest.mark.parametrize("cut", range(2, len(CUT)))
+@pytest.mark.parametrize("cut", range(1, len(CUT)))
 def test_wherever_a_line_is_cut_it_is_told_when_the_run_went_on(cut: int):
     with pytest.raises(ValueError, match="cannot be read"):
         list(events(CUT[:cut] + "\n" + said("released", 10), "released"))

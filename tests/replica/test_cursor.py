@@ -228,8 +228,6 @@ def test_a_tag_goes_forward_whatever_the_format_and_whatever_expired_between(rep
         assert replica.refs()["place"] == place
     table.keep("place", second)
     assert replica.refs()["place"] == third
-    table.keep("place", second, back=True)
-    assert replica.refs()["place"] == second, "who has just begun there needs it"
     expire(replica)
     table.keep("place", last)
     assert replica.refs()["place"] == last
@@ -324,7 +322,7 @@ def test_a_table_made_anew_is_another_source(replica: Replica) -> None:
 
 
 def test_a_source_that_may_not_be_tagged_is_followed_all_the_same(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_table: FollowedTable, _tag: str, _snapshot: int, **_options: bool) -> None:
+    def refused(_table: FollowedTable, _tag: str, _snapshot: int) -> None:
         raise Stopped("the catalog refused us: Forbidden", "")
 
     monkeypatch.setattr(FollowedTable, "keep", refused)

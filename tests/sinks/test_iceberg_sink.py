@@ -509,6 +509,12 @@ def test_partitioning_by_a_column_that_is_not_there_is_a_clear_error(spark: Any,
         claim(make(spark, table, partition_by=(PartitionField("identity", "born"),)))
 
 
+def test_a_name_that_a_view_has_is_no_tables(spark: Any, table: str) -> None:
+    spark.sql(f"CREATE VIEW {table} AS SELECT 1 AS id")
+    with pytest.raises(ConfigError, match=f"^{table} is a view"):
+        make(spark, table)
+
+
 def test_a_writer_that_was_overtaken_does_not_change_the_schema(spark: Any, table: str) -> None:
     zombie = make(spark, table)
     claim(zombie)

@@ -46,7 +46,6 @@ class Followed:
     table: Table | None = None
     metadata: TableMetadata | None = None
     kept: list[int] = field(default_factory=list)
-    back: list[int] = field(default_factory=list)
     refuses: bool = False
 
     def look(self) -> View:
@@ -56,9 +55,8 @@ class Followed:
         self.table.refresh()
         return View("lake.t.source", self.table.metadata, {})
 
-    def keep(self, tag: str, snapshot: int, *, back: bool) -> None:
+    def keep(self, tag: str, snapshot: int) -> None:
         assert tag == "tag"
-        self.back += [snapshot] if back else []
         if self.refuses:
             raise Stopped("the catalog refused us", "")
         self.kept.append(snapshot)
@@ -306,7 +304,6 @@ def test_the_tag_is_set_before_reading_and_moves_on_release(table: Table) -> Non
     assert followed.kept == [first]
     follower.release(position)
     assert followed.kept == [first, table.metadata.current_snapshot_id]
-    assert followed.back == [first], "only at its beginning"
 
 
 def test_a_table_that_may_not_be_tagged(table: Table) -> None:

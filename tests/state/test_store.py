@@ -114,6 +114,8 @@ def test_dropped_notes_are_gone(path):
         "UPDATE notes SET note = substr(note, 1, 100)",
         "UPDATE notes SET note = '[]'",
         "UPDATE notes SET note = x'ff'",
+        "UPDATE notes SET note = CAST(x'7bff' AS TEXT)",
+        "UPDATE notes SET note = CAST(CAST(substr(note, 1, 100) AS BLOB) || x'c0ff' || CAST(substr(note, 103) AS BLOB) AS TEXT)",
         "UPDATE notes SET sha256 = ''",
     ],
 )
@@ -127,6 +129,30 @@ def test_a_damaged_note_is_dropped_with_a_warning_and_the_others_stay(path, dama
         assert notes.staged("orders", TARGET) == [staged(2)]
     assert [entry["log_level"] for entry in logs] == ["warning"]
     assert logs[0]["event"] == "a staged note is damaged; dropping it"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE epochs SET counts = CAST(x'7bff' AS TEXT) WHERE snapshot = 1",
+        "UPDATE epochs SET published_at = 1e300 WHERE snapshot = 1",
+        "UPDATE runs SET started = 'x' WHERE run = 'r1'",
+        "UPDATE cycles SET facts = '{' WHERE why = '1'",
+    ],
+)
+def test_a_damaged_line_of_history_is_passed_over_with_a_warning(path, damage):
+    with StateStore(path) as notes:
+        for number in (1, 2):
+            notes.published(staged(number), number, {})
+            notes.run_started("orders", f"r{number}")
+            notes.cycle_ended(notes.cycle_started("orders", TARGET, "settle", f"{number}"), "done", {})
+    sql(path, damage)
+    with StateStore(path) as notes, capture_logs() as logs:
+        epochs, runs = [str(r.snapshot) for r in notes.epochs("orders")], [r.run for r in notes.runs("orders")]
+        cycles = [c.why for c in notes.cycles(TARGET)]
+    assert sorted(map(len, (epochs, runs, cycles))) == [1, 2, 2]
+    assert (epochs[0], runs[0], cycles[0]) == ("2", "r2", "2")
+    assert [entry["event"] for entry in logs] == ["a line of history is damaged; passing over it"]
 
 
 def test_a_note_moved_to_another_epoch_is_dropped(path):

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from icefront.changelog import changes
-from icefront.core.errors import ConfigError, Stopped
+from icefront.core.errors import ConfigError, FilesGone, Stopped
 from icefront.iceberg.described import DeleteChange
 from icefront.iceberg.java import JavaTable, Upkept
 from icefront.iceberg.live import DeleteKind
@@ -25,6 +26,7 @@ from icefront.proof import failpoints
 from icefront.settings.upkeep import Upkeep
 from icefront.upkeep import compact as compacting
 from icefront.upkeep.compact import GROUP_BYTES, Compacted, compact, next_batch, order, worst_first
+from icefront.upkeep.expire import expire
 from icefront.upkeep.hands import SparkHands, group_bytes
 from icefront.upkeep.health import small
 from icefront.upkeep.need import Kind
@@ -773,3 +775,50 @@ def test_two_compactions_at_once_bring_no_row_back(spark: Any, table: str, versi
     ]
     monkeypatch.undo()
     check(spark, table, everything=True)
+
+
+@pytest.mark.parametrize("lost", ["before it plans", "before it drops what no file is left for"])
+def test_a_manifest_of_deletes_that_is_not_there_is_named(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    create(spark, table)
+    fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}])
+    moment = "order" if lost == "before it plans" else "_drop_dangling"
+    at, gone = getattr(compacting, moment), list[str]()
+
+    def lose(*told: Any) -> Any:
+        found = spark.sql(f"SELECT path FROM {table}.manifests WHERE content = 1").collect()
+        for row in found:
+            path = Path(urlsplit(row[0]).path)
+            path.unlink()
+            gone.append(path.name)
+        return at(*told)
+
+    monkeypatch.setattr(compacting, moment, lose)
+    with pytest.raises(FilesGone) as stopped:
+        compact(spark, table, everything=True)
+    assert gone
+    assert any(name in str(stopped.value) for name in gone)
+
+
+def test_a_manifest_that_others_expire_while_it_looks_for_what_no_file_is_left_for_is_no_failure(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(spark, table)
+    fill(spark, table).commit([{"id": 5, "v": "new", "n": 2}], [{"id": 5}])
+    dangling, looked = compacting._dangling, list[int]()
+
+    def others_first(view: View) -> Any:
+        looked.append(1)
+        settle(spark, table)
+        expire(spark, table, keep=timedelta(), at_least=1)
+        return dangling(view)
+
+    monkeypatch.setattr(compacting, "_dangling", others_first)
+    spark.sql(f"REFRESH TABLE {table}")
+    before = rows(spark, table)
+    done = compact(spark, table, everything=True)
+    assert looked
+    assert (done.failed_groups, len(done.snapshots)) == (0, 1)
+    spark.sql(f"REFRESH TABLE {table}")
+    assert rows(spark, table) == before

@@ -15,7 +15,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 
 from icefront.changelog import changes
-from icefront.core.errors import IcefrontError, Stopped
+from icefront.core.errors import ConnectionFailed, IcefrontError, Stopped
 from icefront.core.files import FileKind
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable
@@ -267,6 +267,31 @@ def test_files_that_are_gone_when_they_are_looked_into_are_looked_for_anew(
     else:
         assert isinstance(outcome, Published)
         assert (len(begun), state(spark, table)) == (2, {1: "c", 2: "a"})
+
+
+def test_a_catalog_that_is_away_when_files_are_gone_is_asked_again(
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(spark, table, publish="settled", retries=0)
+    mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
+    mark = publish(sink, mark, 20, {1: "b"})
+    late = stage(sink, mark, 30, {1: "c"})
+    refresh, asked = JavaTable.refresh, list[int]()
+
+    def away_at_first(live: JavaTable) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionFailed("the catalog did not answer")
+        refresh(live)
+
+    def others() -> None:
+        rewrite(spark, table)
+        monkeypatch.setattr(JavaTable, "refresh", away_at_first)
+
+    begun = Looks(monkeypatch, before=others).files
+    assert isinstance(sink.publish(late, mark), Published)
+    assert asked
+    assert (len(begun), state(spark, table)) == (2, {1: "c", 2: "a"})
 
 
 def test_a_writer_that_was_superseded_does_not_look_at_all(spark: Any, table: str, monkeypatch: pytest.MonkeyPatch) -> None:

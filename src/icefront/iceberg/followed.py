@@ -33,11 +33,10 @@ class FollowedTable:
             self._seen = location, View.at(table, table.metadata(), self._io_properties)
         return self._seen[1]
 
-    def keep(self, tag: str, snapshot: int, *, back: bool = False) -> None:
+    def keep(self, tag: str, snapshot: int) -> None:
         """Let a tag point to a snapshot, for as long as nobody moves it; others' commits may come between.
 
-        Only with `back` is it moved back in main's history: a run that was overtaken may still ask for that, and would let expire what its
-        successor needs.
+        It is not moved back in main's history: a run that was overtaken may still ask for that, and would let expire what its successor needs.
         """
         for _ in range(ATTEMPTS):
             table = self._refreshed()
@@ -47,9 +46,9 @@ class FollowedTable:
                 raise ConfigError(
                     f"{self._name} has a branch {tag}, where the reader's tag is to be", "give the branch another name"
                 )
-            if ref is not None and int(ref.snapshotId()) == snapshot:
-                return
-            if ref is not None and not back and self._gateway.is_past(table.table, ref.snapshotId(), snapshot):
+            if ref is not None and (
+                int(ref.snapshotId()) == snapshot or self._gateway.is_past(table.table, ref.snapshotId(), snapshot)
+            ):
                 return
             # Made of what was looked at and of nothing newer: Iceberg's own change of a tag would be repeated on what others have made of it.
             if table.set_tag(base, tag, snapshot):

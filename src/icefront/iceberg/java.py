@@ -353,7 +353,9 @@ class Gateway:
         except JAVA_ERRORS as error:
             # Look all the same: another driver may have made it meanwhile, or we did and the answer was lost.
             failed = translate(error)
-            if java_class(error).endswith(("AlreadyExistsException", "CommitFailedException")):
+            if re.search(r"\bview\b", failed.fact, re.IGNORECASE) and java_class(error).endswith("AlreadyExistsException"):
+                failed = ConfigError(f"{name} is a view", "name a table that is none, or drop the view")
+            elif java_class(error).endswith(("AlreadyExistsException", "CommitFailedException")):
                 failed = ConnectionFailed(f"the catalog did not make {name}: {said(error)}", "look what it logs, then run again")
         table = self.load(name)
         if table is None:

@@ -42,7 +42,7 @@ def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
     """
     cut = ""
     for line in log.split("\n")[:-1]:
-        begins, said = line.startswith('{"'), _said(line)
+        begins, said = line == "{" or line.startswith('{"'), _said(line)
         if cut and (begins or said):
             raise ValueError(f"a run went on after a line of its log that cannot be read: {cut[:300]}")
         if begins and said is None:

@@ -177,7 +177,7 @@ class FaultProxy:
         self._chance: _Chance | None = None
         self._held: list[Strike] = []
         self._under_way = 0
-        self._quiet = threading.Condition()
+        self._quiet = threading.Condition(self._lock)
         self._released = threading.Event()
         self._server = _Listener(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fault-proxy", daemon=True)
@@ -213,11 +213,12 @@ class FaultProxy:
 
     def disarm(self) -> None:
         """Strike no more, and drop what is still held back. Afterwards no request is on its way, unless a client has sent one since."""
-        with self._lock:
+        with self._quiet:
             self._armed.clear()
             self._chance = None
-        self._wait()
-        with self._lock:
+            self._held.clear()
+            self._quiet.wait_for(lambda: self._under_way == 0)
+            # What was on its way may have been held back since.
             self._held.clear()
             self._let_go()
 
@@ -228,22 +229,16 @@ class FaultProxy:
         """
         released: list[Strike] = []
         while True:
-            with self._lock:
+            with self._quiet:
+                # What is on its way may be held back yet.
+                self._quiet.wait_for(lambda: self._held or self._under_way == 0)
+                if not self._held:
+                    self._let_go()
+                    return released
                 held, self._held = self._held, []
             for strike in held:
                 self._forward(strike)
             released += held
-            # What is on its way may be held back yet.
-            self._wait()
-            with self._lock:
-                if not self._held:
-                    self._let_go()
-                    return released
-
-    def _wait(self) -> None:
-        """Wait until nothing is on its way."""
-        with self._quiet:
-            self._quiet.wait_for(lambda: self._under_way == 0)
 
     def _arrive(self, late: Strike) -> None:
         """Send one request whose time has come, unless it was released or dropped."""

@@ -509,7 +509,7 @@ class IcebergSink:
             try:
                 return ask()
             except ConnectionFailed as error:
-                log.warning("the catalog did not answer; asking again", table=self.target, error=error.fact)
+                log.warning("the catalog did not answer, or refused; asking again", table=self.target, error=error.fact)
                 self._back_off(attempt + 1)
         return ask()
 

@@ -44,8 +44,8 @@ class Table(Protocol):
         """Return the table as it is now."""
         ...
 
-    def keep(self, tag: str, snapshot: int, *, back: bool) -> None:
-        """Let a tag point to a snapshot: make it, or move it, but only with `back` to an older one."""
+    def keep(self, tag: str, snapshot: int) -> None:
+        """Let a tag point to a snapshot: make it, or move it, but not to an older one."""
         ...
 
 
@@ -242,15 +242,14 @@ class IcebergSource:
     def _keep_first(self, place: Place) -> None:
         """Make sure of the tag before anything is read; then the snapshot is either kept or gone."""
         if self._kept is None and place.snapshot is not None:
-            # Who has just claimed the target knows where it is, also where a tag of before is further.
-            self._keep(place.snapshot, back=True)
+            self._keep(place.snapshot)
             Timeline(self._view.table, self._table.look().metadata, self._batch_bytes).state(place)
 
-    def _keep(self, snapshot: int | None, *, back: bool = False) -> None:
+    def _keep(self, snapshot: int | None) -> None:
         if snapshot is None or snapshot == self._kept:
             return
         try:
-            self._table.keep(self._tag, snapshot, back=back)
+            self._table.keep(self._tag, snapshot)
         except IcefrontError as error:
             if error.fact != self._complaint:
                 log.warning(

@@ -166,7 +166,7 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False)
         try:
-            connection.row_factory = sqlite3.Row
+            _read_by_name(connection)
             connection.execute("PRAGMA journal_mode=WAL")
             # A note must survive power loss before its epoch is published.
             connection.execute("PRAGMA synchronous=FULL")
@@ -234,7 +234,7 @@ class Copy(Database):
 
     def _open(self) -> tuple[sqlite3.Connection, Inodes]:
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        memory.row_factory = sqlite3.Row
+        _read_by_name(memory)
         try:
             if self.path.exists():
                 self._copy_into(memory)
@@ -274,6 +274,12 @@ class Copy(Database):
             return ConnectionFailed(fact, "look for a paused process; the next run moves the file aside and begins a new one")
         step = "name a file that this user may read, with `state` in icefront.yaml"
         return ConfigError(f"the state file {self.path} cannot be read: {error}", step)
+
+
+def _read_by_name(connection: sqlite3.Connection) -> None:
+    """Give out rows with their columns' names, and any text there is: that one is damaged only those can tell who know what it says."""
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda text: text.decode(errors="replace")
 
 
 def _check(connection: sqlite3.Connection) -> None:

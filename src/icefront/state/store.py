@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from uuid import UUID
 
 import structlog
@@ -32,6 +32,8 @@ from icefront.state.database import BUSY_SECONDS, Copy, Database, Migration
 from icefront.state.records import Binding, CycleRecord, EpochRecord, RunRecord
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 RECOVERED = "recovered"
 """A timing of this name is no phase: it says that the epoch was staged by an earlier run."""
@@ -69,6 +71,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
 )
 
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
+"""What reading a record raises whose page was overwritten behind SQLite's back."""
 _DELETE_NOTE = "DELETE FROM notes WHERE pipeline = ? AND target = ? AND epoch_id = ?"
 
 
@@ -125,7 +129,7 @@ class StateStore:
         for row in rows:
             try:
                 notes.append(_read_note(row))
-            except (ValueError, LookupError, TypeError, AttributeError, StagedMismatch) as error:
+            except (*_DAMAGED, StagedMismatch) as error:
                 log.warning("a staged note is damaged; dropping it", target=target, epoch=row["epoch_id"], error=str(error))
                 self.drop(pipeline, target, [row["epoch_id"]])
         return notes
@@ -164,7 +168,7 @@ class StateStore:
             "SELECT * FROM epochs WHERE pipeline = ? AND (? IS NULL OR target = ?) ORDER BY upper DESC, published_at DESC, target LIMIT ?",
             (pipeline, target, target, limit),
         )
-        return [_epoch_record(row) for row in rows]
+        return _history(rows, _epoch_record)
 
     def run_started(self, pipeline: str, run: str, writer: str = "") -> None:
         """Note that a run began; old history goes."""
@@ -180,7 +184,7 @@ class StateStore:
     def runs(self, pipeline: str, limit: int = 20) -> list[RunRecord]:
         """Return runs, the newest first."""
         query = "SELECT * FROM runs WHERE pipeline = ? ORDER BY started DESC, rowid DESC LIMIT ?"
-        return [_run_record(row) for row in self._read(query, (pipeline, limit))]
+        return _history(self._read(query, (pipeline, limit)), _run_record)
 
     def prune(self, keep_epochs: int = KEEP_EPOCHS, keep_runs: int = KEEP_RUNS) -> None:
         """Keep so many epochs per target and so many runs per pipeline. Notes and bindings are never pruned."""
@@ -262,7 +266,7 @@ class StateStore:
         """Return so many of a target's cycles of each kind, by whatever pipeline, the newest first."""
         numbered = "SELECT *, row_number() OVER (PARTITION BY kind ORDER BY cycle DESC) AS back FROM cycles WHERE target = ?"
         rows = self._read(f"SELECT * FROM ({numbered}) WHERE back <= ? ORDER BY cycle DESC", (target, limit))  # noqa: S608 — no values in it
-        return [_cycle_record(row) for row in rows]
+        return _history(rows, _cycle_record)
 
     # ── bindings ───────────────────────────────────────────────────────────────────────────
     def bind(self, source: str, timestamp: Timestamp, position: Position, *, sealed: bool = True) -> None:
@@ -316,6 +320,17 @@ def _read_note(row: sqlite3.Row) -> Staged:
     if _name(staged) != (row["pipeline"], row["target"], row["epoch_id"]):
         raise ValueError("it is about another epoch")
     return staged
+
+
+def _history(rows: Iterable[sqlite3.Row], record: Callable[[sqlite3.Row], T]) -> list[T]:
+    """Read lines of history; nothing but what is shown depends on them."""
+    told: list[T] = []
+    for row in rows:
+        try:
+            told.append(record(row))
+        except _DAMAGED as error:
+            log.warning("a line of history is damaged; passing over it", error=str(error))
+    return told
 
 
 def _epoch_record(row: sqlite3.Row) -> EpochRecord:

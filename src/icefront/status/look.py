@@ -140,8 +140,8 @@ class _Followed:
             raise ConfigError(f"table {self._name} does not exist", "correct the source's table, or create it first")
         return View(self._name, table.metadata, table.io.properties)
 
-    def keep(self, tag: str, snapshot: int, *, back: bool) -> None:
-        raise NotImplementedError(f"{self._name} is only looked at: {tag} stays where it is, not at {snapshot}, {back=}")
+    def keep(self, tag: str, snapshot: int) -> None:
+        raise NotImplementedError(f"{self._name} is only looked at: {tag} stays where it is, not at {snapshot}")
 
 
 # ── what a table shows ─────────────────────────────────────────────────────────────────────

@@ -263,6 +263,8 @@ def _drop_dangling(spark: SparkSession, table: str, live: JavaTable) -> int | No
     try:
         found = _dangling(view)
     except FilesGone as error:
+        if View.of(spark, table).metadata.current_snapshot_id == view.metadata.current_snapshot_id:
+            raise
         log.info("deletes that no file is left for stay: others changed the table", table=table, why=error.fact)
         return None
     if not found:
