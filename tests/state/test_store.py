@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -479,6 +481,47 @@ def test_a_file_with_a_damaged_page_is_moved_aside(path):
     with capture_logs() as logs, StateStore(path) as notes:
         assert notes.staged("orders", TARGET) == []
     assert logs[0]["log_level"] == "warning"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_page_is_overwritten_the_run_and_the_next_one_go_on(path, seed):
+    """As another program, or a disk, would do it: behind SQLite's back, under a run or between two."""
+    rng = Random(seed)
+
+    def work(number: int) -> None:
+        steps: list[Callable[[], object]] = [
+            lambda: notes.staged("orders", TARGET),
+            lambda: notes.stage(staged(number, files=40)),
+            lambda: notes.published(staged(number - 5, files=40), number, {}),
+            lambda: notes.drop("orders", TARGET, [staged(number - 4).epoch_id]),
+            lambda: (notes.epochs("orders"), notes.runs("orders"), notes.cycles(TARGET), notes.staged_paths()),
+            lambda: notes.run_started("orders", f"r{number}"),
+            lambda: notes.run_ended(f"r{number}", "drained"),
+            lambda: notes.cycle_ended(notes.cycle_started("orders", TARGET, "settle", "due"), "done", {}),
+            lambda: notes.take_lease("t", "a", 60),
+            lambda: notes.return_lease("t", "a"),
+        ]
+        for step in rng.sample(steps, len(steps)):
+            step()
+
+    notes = StateStore(path)
+    notes._database._connection.execute("PRAGMA cache_size = 1")
+    for number in range(10, 16):
+        work(number)
+    notes._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if seed % 2:
+        notes.close()
+    page = 4096 * rng.randrange(1, path.stat().st_size // 4096)
+    with path.open("r+b") as file:
+        file.seek(page)
+        file.write(rng.randbytes(4096))
+    if seed % 2:
+        notes = StateStore(path)
+    for number in (20, 30):
+        work(number)
+    notes.stage(staged(50))
+    assert staged(50) in notes.staged("orders", TARGET)
+    notes.close()
 
 
 def test_a_file_that_turns_corrupt_while_running_is_replaced_and_work_goes_on(path):
