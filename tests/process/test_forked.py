@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from icefront.core.errors import ConfigError
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.harness import PROGRAM, Begin, Driver, Project, executed, wait_until
 from icefront.proof.sessions import look
@@ -40,8 +41,8 @@ def test_what_it_says_and_how_it_ends(tmp_path: Path, begin: Begin, arguments: l
 
 
 def test_failpoints_are_those_of_its_own_environment(tmp_path: Path) -> None:
-    with Driver([*PROGRAM, "--version"], tmp_path, {**os.environ, ENVIRONMENT: "nowhere=kill"}, forked) as driver:
-        assert driver.wait() == 1
+    with Driver([*PROGRAM, "init", "shop"], tmp_path, {**os.environ, ENVIRONMENT: "nowhere=kill"}, forked) as driver:
+        assert driver.wait() == ConfigError.exit_code
         assert "there is no failpoint" in driver.stderr
 
 

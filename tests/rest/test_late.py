@@ -413,7 +413,7 @@ def test_a_change_that_a_successor_has_made_meanwhile_is_not_taken_for_its_own(
 
 
 def test_a_table_made_late_is_taken_as_it_is(proxy: FaultProxy, channel: Channels) -> None:
-    gone, successor = channel(), channel()
+    gone, successor = channel(retries=0), channel()
     proxy.arm("late-504")
     with pytest.raises(ConnectionFailed, match="the catalog did not answer: CommitStateUnknownException"):
         _ = gone.sink
@@ -424,7 +424,7 @@ def test_a_table_made_late_is_taken_as_it_is(proxy: FaultProxy, channel: Channel
 
 
 def test_a_table_made_late_does_not_replace_one_that_was_made_meanwhile(proxy: FaultProxy, channel: Channels) -> None:
-    gone, successor = channel(), channel()
+    gone, successor = channel(retries=0), channel()
     proxy.arm("late-closed")
     with pytest.raises(ConnectionFailed):
         _ = gone.sink
