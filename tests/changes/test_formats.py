@@ -367,7 +367,7 @@ class Followed:
     def look(self) -> View:
         return View.of(self.spark, self.name)
 
-    def keep(self, tag: str, snapshot: int) -> None:
+    def keep(self, tag: str, snapshot: int) -> bool:
         raise AssertionError(tag, snapshot)
 
 

@@ -74,8 +74,15 @@ def test_a_line_that_is_not_whole_yet_is_not_read():
 CUT = '{"frontier": "9.0", "event": "released", "wri'
 
 
-def test_a_line_is_read_behind_the_words_of_something_else():
-    assert early(said("claimed", 10), "Exception in thread main " + said("released", 20), said("published", 20))
+@pytest.mark.parametrize("words", ["Exception in thread main ", "WARN Conf{a=b} "])
+def test_a_line_is_read_behind_the_words_of_something_else(words: str):
+    assert early(said("claimed", 10), words + said("released", 20), said("published", 20))
+
+
+@pytest.mark.parametrize("line", ['WARN {"a": 1} ' + said("released", 20), "WARN " + said("released", 20).strip() + " and on\n"])
+def test_an_event_that_cannot_be_read_between_the_words_of_something_else_is_told(line: str):
+    with pytest.raises(ValueError, match="cannot be read"):
+        early(said("claimed", 10), line, said("published", 20))
 
 
 @pytest.mark.parametrize("rest", ["", "\n", "WARN its JVM goes on\n", "\nWARN its JVM goes on\nand on\n"])

@@ -210,7 +210,7 @@ def test_an_overtaken_run_does_not_move_the_tag_back(replica: Replica, monkeypat
             return made
 
         monkeypatch.setattr(zombie._gateway, "with_tag", come_between)
-    zombie.keep("place", second)
+    assert not zombie.keep("place", second)
     assert replica.refs()["place"] == third
     assert len(replica.history()) == 4
 
@@ -224,9 +224,9 @@ def test_a_tag_goes_forward_whatever_the_format_and_whatever_expired_between(rep
     first, second, third, last = replica.history()
     table = FollowedTable(replica.spark, replica.source, {})
     for place in (first, second, third):
-        table.keep("place", place)
+        assert table.keep("place", place)
         assert replica.refs()["place"] == place
-    table.keep("place", second)
+    assert not table.keep("place", second)
     assert replica.refs()["place"] == third
     expire(replica)
     table.keep("place", last)
@@ -322,7 +322,7 @@ def test_a_table_made_anew_is_another_source(replica: Replica) -> None:
 
 
 def test_a_source_that_may_not_be_tagged_is_followed_all_the_same(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_table: FollowedTable, _tag: str, _snapshot: int) -> None:
+    def refused(_table: FollowedTable, _tag: str, _snapshot: int) -> bool:
         raise Stopped("the catalog refused us: Forbidden", "")
 
     monkeypatch.setattr(FollowedTable, "keep", refused)

@@ -47,6 +47,7 @@ class Followed:
     metadata: TableMetadata | None = None
     kept: list[int] = field(default_factory=list)
     refuses: bool = False
+    is_ahead: bool = False
 
     def look(self) -> View:
         if self.metadata is not None:
@@ -55,11 +56,13 @@ class Followed:
         self.table.refresh()
         return View("lake.t.source", self.table.metadata, {})
 
-    def keep(self, tag: str, snapshot: int) -> None:
+    def keep(self, tag: str, snapshot: int) -> bool:
         assert tag == "tag"
         if self.refuses:
             raise Stopped("the catalog refused us", "")
-        self.kept.append(snapshot)
+        if not self.is_ahead:
+            self.kept.append(snapshot)
+        return not self.is_ahead
 
 
 @pytest.fixture
@@ -306,9 +309,15 @@ def test_the_tag_is_set_before_reading_and_moves_on_release(table: Table) -> Non
     assert followed.kept == [first, table.metadata.current_snapshot_id]
 
 
-def test_a_table_that_may_not_be_tagged(table: Table) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("refuses", "the catalog refused us"), ("is_ahead", "the tag is on a younger snapshot, and is not moved back")],
+)
+def test_a_snapshot_that_the_tag_does_not_hold_is_read_and_told_once(table: Table, how: str, said: str) -> None:
     append(table, 1)
-    follower = source(Followed(table, refuses=True))
+    followed = Followed(table)
+    setattr(followed, how, True)
+    follower = source(followed)
     with capture_logs() as logs:
         position, lower, told = advance(follower)
         append(table, 2)
@@ -317,7 +326,7 @@ def test_a_table_that_may_not_be_tagged(table: Table) -> None:
     assert [row[1] for row in told] == [1]
     (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert "cannot be tagged" in warning["event"]
-    assert warning["error"] == "the catalog refused us"
+    assert warning["error"] == said
 
 
 # ── schemas ────────────────────────────────────────────────────────────────────────────────

@@ -119,6 +119,7 @@ def test_dropped_notes_are_gone(path):
         "UPDATE notes SET note = CAST(x'7bff' AS TEXT)",
         "UPDATE notes SET note = CAST(CAST(substr(note, 1, 100) AS BLOB) || x'c0ff' || CAST(substr(note, 103) AS BLOB) AS TEXT)",
         "UPDATE notes SET sha256 = ''",
+        "UPDATE notes SET epoch_id = CAST(x'c0ff41' AS TEXT)",
     ],
 )
 def test_a_damaged_note_is_dropped_with_a_warning_and_the_others_stay(path, damage):
@@ -470,6 +471,26 @@ def test_a_corrupt_file_is_moved_aside_and_a_new_one_begun(path, garbage):
         assert Path(f"{path}.corrupt-{attempt}").read_bytes() == garbage
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE format SET version = 'x'",
+        "UPDATE format SET version = x'ff'",
+        "UPDATE format SET version = 0",
+        "DELETE FROM format",
+    ],
+)
+def test_a_file_whose_format_is_damaged_is_moved_aside(path, damage):
+    with StateStore(path) as notes:
+        notes.stage(staged(1))
+    sql(path, damage)
+    with pytest.raises(ConnectionFailed, match=r"the state file .*state.db is corrupt: its format is "):
+        StateStore(path, only_look=True)
+    with capture_logs() as logs, StateStore(path) as notes:
+        assert notes.staged("orders", TARGET) == []
+    assert logs[0]["moved_to"] == f"{path}.corrupt-1"
+
+
 def test_a_file_with_a_damaged_page_is_moved_aside(path):
     with StateStore(path) as notes:
         for number in range(200):
@@ -511,7 +532,7 @@ def test_whatever_page_is_overwritten_the_run_and_the_next_one_go_on(path, seed)
     notes._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     if seed % 2:
         notes.close()
-    page = 4096 * rng.randrange(1, path.stat().st_size // 4096)
+    page = 4096 * rng.randrange(path.stat().st_size // 4096)
     with path.open("r+b") as file:
         file.seek(page)
         file.write(rng.randbytes(4096))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,6 +103,23 @@ def test_a_step_does_one_cycle_and_each_kind_has_its_turn(world: World) -> None:
     first = world.told[0]
     assert (first.target, first.facts) == (T, {"files": 1})
     assert "unsettled delete files" in first.why
+
+
+def test_a_cycle_whose_note_is_damaged_is_told_as_what_it_was(world: World) -> None:
+    """What was noted before it is another's."""
+    world.hands.tables[T] = ALL
+    keeper = world.keeper()
+    keeper.step()
+
+    def damage(*_: object) -> Did:
+        with closing(sqlite3.connect(world.notes.path)) as connection, connection:
+            connection.execute("UPDATE cycles SET started = 'x' WHERE cycle = (SELECT max(cycle) FROM cycles)")
+        return Did({"files": 7})
+
+    world.hands.act = damage
+    assert keeper.step() is world.told[1]
+    assert (world.told[1].kind, world.told[1].outcome, world.told[1].facts) == ("compact", "done", {"files": 7})
+    assert world.outcomes() == [("settle", "done")]
 
 
 def test_a_table_that_needs_nothing_or_does_not_exist_is_left_alone(world: World) -> None:

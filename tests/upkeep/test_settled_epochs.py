@@ -10,12 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
+from structlog.testing import capture_logs
 
 from icefront.changelog import changes
-from icefront.core.errors import ConnectionFailed, IcefrontError, Stopped
+from icefront.core.errors import ConnectionFailed, FilesGone, IcefrontError, Stopped
 from icefront.core.files import FileKind
 from icefront.core.protocol import FencedOff, Published
 from icefront.iceberg.java import JavaTable
@@ -244,12 +246,16 @@ def by_planning(patch: pytest.MonkeyPatch, happens: Callable[[], object]) -> lis
 
 
 @pytest.mark.parametrize("by", ["driver", "workers"])
-@pytest.mark.parametrize("overtaken", [False, True])
+@pytest.mark.parametrize(("overtaken", "patience"), [(False, 60.0), (True, 60.0), (True, 0.0)])
 def test_files_that_are_gone_when_they_are_looked_into_are_looked_for_anew(
-    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, by: str, *, overtaken: bool
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, by: str, patience: float, *, overtaken: bool
 ) -> None:
-    """Others have rewritten them since the attempt was planned. That is no failure, of which none is allowed here."""
-    sink, successor = make(spark, table, publish="settled", retries=0), make(spark, table, publish="settled")
+    """Others have rewritten them since the attempt was planned. That is no failure, of which none is allowed here.
+
+    However long the look took: who has been overtaken meanwhile is told so.
+    """
+    sink = make(spark, table, publish="settled", retries=0, patience=patience)
+    successor = make(spark, table, publish="settled")
     mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
     mark = publish(sink, mark, 20, {1: "b"})
     late = stage(sink, mark, 30, {1: "c"})
@@ -289,8 +295,11 @@ def test_a_catalog_that_is_away_when_files_are_gone_is_asked_again(
         monkeypatch.setattr(JavaTable, "refresh", away_at_first)
 
     begun = Looks(monkeypatch, before=others).files
-    assert isinstance(sink.publish(late, mark), Published)
+    with capture_logs() as logs:
+        assert isinstance(sink.publish(late, mark), Published)
     assert asked
+    (told,) = [entry["since"] for entry in logs if entry["event"] == "a commit could not be put together; looking anew"]
+    assert told == "the catalog does not say whether the table has changed: the catalog did not answer"
     assert (len(begun), state(spark, table)) == (2, {1: "c", 2: "a"})
 
 
@@ -308,19 +317,28 @@ def test_a_writer_that_was_superseded_does_not_look_at_all(spark: Any, table: st
     assert state(spark, table) == {1: "a", 2: "a"}
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """What an error came from, back to the first; a traceback shows just that."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None:
+        assert cause not in found, "causes go round in a circle"
+        found.append(cause)
+    return found
+
+
 def ruin(file: Path) -> None:
     file.write_bytes(b"no Parquet file")
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "said", "cause"),
     [
-        (Path.unlink, r"^a file that .* names is not there: .*\.parquet"),
-        (ruin, "^Spark could not look for deleted rows"),
+        (Path.unlink, r"^a file that .* names is not there: .*\.parquet", FilesGone),
+        (ruin, "^Spark could not look for deleted rows", Py4JJavaError),
     ],
 )
 def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
-    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], said: str
+    spark: Any, table: str, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], said: str, cause: type[Exception]
 ) -> None:
     sink = make(spark, table, publish="settled")
     mark = publish(sink, claim(sink), 10, {1: "a", 2: "a"})
@@ -335,6 +353,7 @@ def test_what_cannot_be_looked_into_although_nobody_has_changed_the_table_stops(
         sink.publish(stage(sink, mark, 20, {1: "b"}), mark)
     assert len(looked.files) == 1
     assert stopped.value.exit_code == 5
+    assert isinstance(causes(stopped.value)[-1], cause)
 
 
 def test_a_file_that_was_staged_and_is_not_there_is_one_of_the_epoch_and_not_of_the_table(

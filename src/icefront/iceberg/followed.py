@@ -33,8 +33,8 @@ class FollowedTable:
             self._seen = location, View.at(table, table.metadata(), self._io_properties)
         return self._seen[1]
 
-    def keep(self, tag: str, snapshot: int) -> None:
-        """Let a tag point to a snapshot, for as long as nobody moves it; others' commits may come between.
+    def keep(self, tag: str, snapshot: int) -> bool:
+        """Let a tag point to a snapshot, for as long as nobody moves it; others' commits may come between. False where it stays ahead of that.
 
         It is not moved back in main's history: a run that was overtaken may still ask for that, and would let expire what its successor needs.
         """
@@ -46,13 +46,13 @@ class FollowedTable:
                 raise ConfigError(
                     f"{self._name} has a branch {tag}, where the reader's tag is to be", "give the branch another name"
                 )
-            if ref is not None and (
-                int(ref.snapshotId()) == snapshot or self._gateway.is_past(table.table, ref.snapshotId(), snapshot)
-            ):
-                return
+            if ref is not None and int(ref.snapshotId()) == snapshot:
+                return True
+            if ref is not None and self._gateway.is_past(table.table, ref.snapshotId(), snapshot):
+                return False
             # Made of what was looked at and of nothing newer: Iceberg's own change of a tag would be repeated on what others have made of it.
             if table.set_tag(base, tag, snapshot):
-                return
+                return True
         raise table.trouble or CommitUncertain(
             f"tag {tag} of {self._name} could not be set in {ATTEMPTS} attempts: others kept committing", "nothing has to be done"
         )

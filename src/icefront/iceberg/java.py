@@ -161,14 +161,6 @@ class Change:
     deletes: Callable[[JavaObject], DeleteChange] | None = None
 
 
-class _Unread(Exception):
-    """What a change is to be made of could not be looked at."""
-
-    def __init__(self, reason: IcefrontError) -> None:
-        super().__init__(reason.fact)
-        self.reason = reason
-
-
 class _Fence:
     """Called by Iceberg when a change is put together, once in every attempt: checks what it is to be committed onto.
 
@@ -334,7 +326,7 @@ class Gateway:
         Equality deletes under an unpartitioned spec are global; a table that never had such a spec could not hold them. Those that
         are scoped to partitions want the opposite: a table that never has a second spec.
 
-        It may be tried again after ConnectionFailed: a table that is there by then is taken as it is.
+        It may be tried again after ConnectionFailed and CommitUncertain: a table that is there by then is taken as it is.
         """
         catalog, identifier = self.locate(name)
         self._create_namespace(names.quoted(name).rpartition(".")[0])
@@ -352,11 +344,7 @@ class Gateway:
             transaction.commitTransaction()
         except JAVA_ERRORS as error:
             # Look all the same: another driver may have made it meanwhile, or we did and the answer was lost.
-            failed = translate(error)
-            if re.search(r"\bview\b", failed.fact, re.IGNORECASE) and java_class(error).endswith("AlreadyExistsException"):
-                failed = ConfigError(f"{name} is a view", "name a table that is none, or drop the view")
-            elif java_class(error).endswith(("AlreadyExistsException", "CommitFailedException")):
-                failed = ConnectionFailed(f"the catalog did not make {name}: {said(error)}", "look what it logs, then run again")
+            failed = _not_made(name, error)
         table = self.load(name)
         if table is None:
             raise failed or Replaced(f"table {name} vanished right after it was created", "look for a program that drops it")
@@ -525,38 +513,48 @@ class JavaTable:
             attempt += 1
             try:
                 with self._turn():
-                    transaction = self._change(fence, change)
-                    snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
-                    before_commit()
-                    self._swap(transaction)
-                return self._find(pipeline, snapshot, attempt)
+                    made = self._change(fence, change)
+                    if not isinstance(made, IcefrontError):
+                        snapshot = made.currentMetadata().currentSnapshot().snapshotId()
+                        before_commit()
+                        self._swap(made)
+                        return self._find(pipeline, snapshot, attempt)
+                answer = self._unmade(made, fence.transaction)
             except Refusal as refusal:
                 return NotLanded(str(refusal))
-            except _Unread as unread:
-                if time.monotonic() >= given_up or not self._moved_on(fence.transaction):
-                    raise unread.reason from unread
-                log.info("putting a commit together anew: the table has changed", table=self.name, error=unread.reason.fact)
             except JAVA_ERRORS as error:
                 self._check_clock(error)
                 answer = fence.judge(error)
-                if not java_class(error).endswith("CommitFailedException") or time.monotonic() >= given_up:
+                if not java_class(error).endswith("CommitFailedException"):
                     return answer
+            if time.monotonic() >= given_up:
+                return answer
             _pause(attempt)
 
-    def _moved_on(self, transaction: JavaObject) -> bool:
-        """Say whether the table is another one by now than a transaction began with, or may be: the next attempt asks the catalog, too."""
+    def _unmade(self, unread: IcefrontError, transaction: JavaObject) -> NotLanded:
+        """Raise why a change could not be made, unless the table is another one by now than its transaction began with, or may be."""
         try:
             self.refresh()
-        except ConnectionFailed:
-            return True
-        return self.place() != str(transaction.startMetadata().metadataFileLocation())
+        except ConnectionFailed as error:
+            why = f"the catalog does not say whether the table has changed: {error.fact}"
+        else:
+            if self.place() == str(transaction.startMetadata().metadataFileLocation()):
+                raise unread
+            why = "the table has changed"
+        log.info("a commit could not be put together; looking anew", table=self.name, error=unread.fact, since=why)
+        return NotLanded(unread.fact)
 
-    def _change(self, fence: _Fence, change: Change) -> JavaObject:
-        """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet."""
+    def _change(self, fence: _Fence, change: Change) -> JavaObject | IcefrontError:
+        """Put a whole change together on what the table is now (a new transaction asks the catalog); nothing is sent yet.
+
+        Return why it cannot be made, where what it is to be made of cannot be read.
+        """
         transaction = self.table.newTransaction()
         fence.transaction = transaction
         change.also(transaction)
         deletes = _deletes(fence, change)
+        if isinstance(deletes, IcefrontError):
+            return deletes
         try:
             update = self._snapshot_update(transaction, change.files, deletes)
         except JAVA_ERRORS:
@@ -753,15 +751,18 @@ class JavaTable:
         return [self.gateway.file_parser.fromJson(tree.get(i), specs) for i in range(len(files))]
 
 
-def _deletes(fence: _Fence, change: Change) -> DeleteChange:
-    """Ask which deletes come and go with a change. Who has been overtaken does not get that far: what it would look into may be gone."""
+def _deletes(fence: _Fence, change: Change) -> DeleteChange | IcefrontError:
+    """Ask which deletes come and go with a change, or why nobody can say.
+
+    Who has been overtaken does not get that far: what it would look into may be gone.
+    """
     if change.deletes is None:
         return DeleteChange()
     fence.check()
     try:
         return change.deletes(fence.transaction.startMetadata())
     except IcefrontError as error:
-        raise _Unread(error) from error
+        return error
 
 
 def _follows(snapshot: JavaObject, metadata: JavaObject) -> bool:
@@ -810,6 +811,17 @@ def translate(error: Exception) -> IcefrontError:
     return Stopped(f"the catalog said: {what}", "nothing was changed; see the message")
 
 
+def _not_made(name: str, error: Exception) -> IcefrontError:
+    """Say why a catalog has not made a table; CommitUncertain where it may make it the next time."""
+    if not java_class(error).endswith(("AlreadyExistsException", "CommitFailedException")):
+        return translate(error)
+    if _HAS_A_VIEW in (what := said(error)).lower():
+        return ConfigError(f"{name} is a view", "name a table that is none, or drop the view")
+    return CommitUncertain(f"the catalog did not make {name}: {what}", "look what it logs, then run again")
+
+
+_HAS_A_VIEW = "view with same name already exists"
+"""So say Iceberg's catalogs. The word alone may be of the table's name."""
 # Drivers quote the address that they were given.
 _PASSWORD = re.compile(r"(?<=:)[^/@:\s]+(?=@)|(?<=password=)[^&;\s]+", re.IGNORECASE)
 _NO_ANSWER = (

@@ -38,14 +38,15 @@ def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
     """Read the events of these names in the log of one run.
 
     Its last line may be half written, by a run that lives or was killed; a JVM may have gone on in it. Raises ValueError when a run said more
-    after a line that begins as one of its own and is not whole: what was checked without it would hold for less than it seems.
+    after a line of its own that is not whole: what was checked without it would hold for less than it seems. Its own is a line that begins as
+    one, or names an event anywhere.
     """
     cut = ""
     for line in log.split("\n")[:-1]:
-        begins, said = line == "{" or line.startswith('{"'), _said(line)
-        if cut and (begins or said):
+        own, said = line == "{" or line.startswith('{"') or '"event": ' in line, _said(line)
+        if cut and (own or said):
             raise ValueError(f"a run went on after a line of its log that cannot be read: {cut[:300]}")
-        if begins and said is None:
+        if own and said is None:
             cut = line
         elif said and said.get("event") in names:
             yield said
@@ -54,7 +55,7 @@ def events(log: str, *names: str) -> Iterator[dict[str, Any]]:
 def _said(line: str) -> dict[str, Any] | None:
     """Read what a run has said in a line, also behind the words of something else; None where that is nothing whole."""
     try:
-        said = json.loads(line[max(line.find("{"), 0) :])
+        said = json.loads(line[max(line.find('{"'), 0) :])
     except json.JSONDecodeError:
         return None
     return said if isinstance(said, dict) else None

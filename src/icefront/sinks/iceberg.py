@@ -420,20 +420,27 @@ class IcebergSink:
         fits = known and not self._lost_specs(staged) and not self._replaced_columns(staged)
         return fits and all(_exists(io, f.path, f.size) for f in staged.files)
 
-    def _lost_specs(self, staged: Staged) -> list[int]:
-        """Name the partition specs of an epoch that the table has no longer.
+    def _lost_specs(self, staged: Staged) -> list[str]:
+        """Say which partition specs of an epoch the table has no longer, and what has their numbers now.
 
         Expiry may clean out those that no file has, and the next one gets the number: it is the fields that tell.
         """
-        fields = {number: {str(f.field_id) for f in spec.fields} for number, spec in self._specs().items()}
-        return sorted({file.spec_id for file in self._added(staged) if fields.get(file.spec_id) != set(file.partition)})
+        now = {number: sorted(str(f.field_id) for f in spec.fields) for number, spec in self._specs().items()}
+        was = {file.spec_id: sorted(file.partition) for file in self._added(staged)}
+        return [
+            f"partition spec {number} of {self.target}, which had {_fields(fields)} when the epoch was written, "
+            + (f"has {_fields(now[number])} by now" if number in now else "is gone")
+            for number, fields in sorted(was.items())
+            if now.get(number) != fields
+        ]
 
-    def _replaced_columns(self, staged: Staged) -> list[str]:
-        """Name the columns that are others by now: what was written for them would read as null."""
+    def _replaced_columns(self, staged: Staged) -> dict[str, str]:
+        """Name the columns that are others by now, and say so of each: what was written for them would read as null."""
         if not staged.files:
-            return []
+            return {}
         now = _columns(self._live().schema_json())
-        return sorted(name for name, number in staged.columns.items() if now.get(name, number) != number)
+        replaced = {name: was for name, was in sorted(staged.columns.items()) if now.get(name, was) != was}
+        return {name: f"{name} was field {was}, now it is field {now[name]}" for name, was in replaced.items()}
 
     def _dropped_keys(self, staged: Staged) -> list[int]:
         """Name the keys of an epoch's deletes that are no columns by now."""
@@ -508,7 +515,7 @@ class IcebergSink:
         for attempt in range(self._wanted.retries):
             try:
                 return ask()
-            except ConnectionFailed as error:
+            except (ConnectionFailed, CommitUncertain) as error:
                 log.warning("the catalog did not answer, or refused; asking again", table=self.target, error=error.fact)
                 self._back_off(attempt + 1)
         return ask()
@@ -545,10 +552,12 @@ class IcebergSink:
         """Stop when what the files were written under is no longer valid where they would go."""
         anew = "start the pipeline again: the epoch is written anew"
         if lost := self._lost_specs(staged):
-            raise Stopped(f"partition spec {lost} is gone from {self.target}", anew)
+            raise Stopped("; ".join(lost), anew)
         if replaced := self._replaced_columns(staged):
-            columns = ", ".join(replaced)
-            raise Stopped(f"column {columns} of {self.target} was replaced by another one since the epoch was written", anew)
+            columns, said = ", ".join(replaced), "; ".join(replaced.values())
+            raise Stopped(
+                f"column {columns} of {self.target} was replaced by another one since the epoch was written: {said}", anew
+            )
         if dropped := self._dropped_keys(staged):
             raise SchemaRefused(
                 f"key column with field id {dropped[0]} was dropped from {self.target}",
@@ -571,7 +580,8 @@ class IcebergSink:
             )
         if replaced := self._replaced_columns(staged):
             raise Stopped(
-                f"{published} column {', '.join(replaced)} was replaced by another one: it is null in the epoch's rows, as in older ones",
+                f"{published} column {', '.join(replaced)} was replaced by another one ({'; '.join(replaced.values())}): "
+                "it is null in the epoch's rows, as in older ones",
                 "start the pipeline again, and it goes on after this epoch; to have the values, load into a new table",
             )
 
@@ -580,6 +590,10 @@ class IcebergSink:
 def _columns(schema_json: str) -> Mapping[str, int]:
     """Say which field each name stands for; every publish asks that, of schemas that hardly change."""
     return column_ids(Schema.model_validate_json(schema_json))
+
+
+def _fields(ids: Sequence[str]) -> str:
+    return f"the fields {', '.join(ids)}" if ids else "no fields"
 
 
 def _step(intent: Claim | Publication) -> str:

@@ -44,8 +44,8 @@ class Table(Protocol):
         """Return the table as it is now."""
         ...
 
-    def keep(self, tag: str, snapshot: int) -> None:
-        """Let a tag point to a snapshot: make it, or move it, but not to an older one."""
+    def keep(self, tag: str, snapshot: int) -> bool:
+        """Let a tag point to a snapshot: make it, or move it, but not to an older one. False where it stays on a younger one."""
         ...
 
 
@@ -71,7 +71,7 @@ class IcebergSource:
         self._parallelism = parallelism
         self._seen: View | None = None
         self._planned: dict[Epoch, Place] = {}
-        self._kept: int | None = None
+        self._asked: int | None = None
         self._unmoved = 0
         self._complaint = ""
         self._loading: tuple[int, Sequence[FileChange]] | None = None
@@ -240,26 +240,30 @@ class IcebergSource:
             self._keep(place.snapshot)
 
     def _keep_first(self, place: Place) -> None:
-        """Make sure of the tag before anything is read; then the snapshot is either kept or gone."""
-        if self._kept is None and place.snapshot is not None:
+        """Ask for the tag before anything is read, and look again: a snapshot that had expired by then is told before it is read.
+
+        One that the tag does not hold may still expire; then reading stops.
+        """
+        if self._asked is None and place.snapshot is not None:
             self._keep(place.snapshot)
             Timeline(self._view.table, self._table.look().metadata, self._batch_bytes).state(place)
 
     def _keep(self, snapshot: int | None) -> None:
-        if snapshot is None or snapshot == self._kept:
+        if snapshot is None or snapshot == self._asked:
             return
         try:
-            self._table.keep(self._tag, snapshot)
+            complaint = "" if self._table.keep(self._tag, snapshot) else "the tag is on a younger snapshot, and is not moved back"
         except IcefrontError as error:
-            if error.fact != self._complaint:
-                log.warning(
-                    "the source table cannot be tagged: snapshots that expire before they are read stop the pipeline",
-                    table=self._view.table,
-                    tag=self._tag,
-                    error=error.fact,
-                )
-            self._complaint = error.fact
-        self._kept = snapshot
+            complaint = error.fact
+        if complaint and complaint != self._complaint:
+            log.warning(
+                "the snapshot that is read cannot be tagged: snapshots that expire before they are read stop the pipeline",
+                table=self._view.table,
+                tag=self._tag,
+                error=complaint,
+            )
+            self._complaint = complaint
+        self._asked = snapshot
         self._unmoved = 0
 
     def _unreadable(self, error: OSError) -> IcefrontError:

@@ -194,15 +194,19 @@ class Database:
             raise
 
     def _version(self, connection: sqlite3.Connection) -> int:
-        """Return the file's format; refuse what is not ours and what is newer than we are."""
+        """Return the file's format, 0 of a new one; refuse what is not ours and what is newer than we are."""
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "format" not in tables:
             raise ConfigError(
                 f"{self.path} is a database of another program: it has the tables {', '.join(sorted(tables))}",
                 "name another file with `state` in icefront.yaml",
             )
-        connection.execute("CREATE TABLE IF NOT EXISTS format (version INTEGER NOT NULL)")
-        version: int = connection.execute("SELECT max(version) FROM format").fetchone()[0] or 0
+        if not tables:
+            connection.execute("CREATE TABLE format (version INTEGER NOT NULL)")
+            return 0
+        version = connection.execute("SELECT max(version) FROM format").fetchone()[0]
+        if not isinstance(version, int) or version < 1:
+            raise _corrupt(f"its format is {version!r}")
         if version > len(self._migrations):
             raise NewerFormat(
                 f"the state file {self.path} has format {version}, this Icefront reads up to {len(self._migrations)}",
@@ -285,9 +289,13 @@ def _read_by_name(connection: sqlite3.Connection) -> None:
 def _check(connection: sqlite3.Connection) -> None:
     found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        error = sqlite3.DatabaseError(found)
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _corrupt(found)
+
+
+def _corrupt(found: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(found)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 @contextmanager

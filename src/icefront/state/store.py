@@ -73,7 +73,8 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
 """What reading a record raises whose page was overwritten behind SQLite's back."""
-_DELETE_NOTE = "DELETE FROM notes WHERE pipeline = ? AND target = ? AND epoch_id = ?"
+_DELETE_NOTE = "DELETE FROM notes WHERE pipeline = ? AND target = ? AND CAST(epoch_id AS BLOB) = CAST(? AS BLOB)"
+"""By the bytes: a name that is damaged reads as another text than it is."""
 
 
 class StateStore:
@@ -124,14 +125,15 @@ class StateStore:
 
         A damaged note is dropped with a warning: its epoch is written again.
         """
-        rows = self._read("SELECT * FROM notes WHERE pipeline = ? AND target = ? ORDER BY lower, upper", (pipeline, target))
+        query = "SELECT *, CAST(epoch_id AS BLOB) AS name FROM notes WHERE pipeline = ? AND target = ? ORDER BY lower, upper"
+        rows = self._read(query, (pipeline, target))
         notes: list[Staged] = []
         for row in rows:
             try:
                 notes.append(_read_note(row))
             except (*_DAMAGED, StagedMismatch) as error:
                 log.warning("a staged note is damaged; dropping it", target=target, epoch=row["epoch_id"], error=str(error))
-                self.drop(pipeline, target, [row["epoch_id"]])
+                self._write(_DELETE_NOTE, (pipeline, target, row["name"]))
         return notes
 
     def published(self, staged: Staged, snapshot: int, timings: Mapping[str, float]) -> None:
@@ -323,7 +325,7 @@ def _read_note(row: sqlite3.Row) -> Staged:
 
 
 def _history(rows: Iterable[sqlite3.Row], record: Callable[[sqlite3.Row], T]) -> list[T]:
-    """Read lines of history; nothing but what is shown depends on them."""
+    """Read lines of history, but for damaged ones: upkeep then takes its turns as if those cycles had not been, and nothing else depends on them."""
     told: list[T] = []
     for row in rows:
         try:

@@ -140,7 +140,7 @@ class _Followed:
             raise ConfigError(f"table {self._name} does not exist", "correct the source's table, or create it first")
         return View(self._name, table.metadata, table.io.properties)
 
-    def keep(self, tag: str, snapshot: int) -> None:
+    def keep(self, tag: str, snapshot: int) -> bool:
         raise NotImplementedError(f"{self._name} is only looked at: {tag} stays where it is, not at {snapshot}")
 
 

@@ -199,11 +199,12 @@ class Keeper:
 
     def _cycle(self, candidate: _Candidate) -> CycleRecord:
         target, kind, why = candidate.target, candidate.verdict.kind, candidate.verdict.why
+        started = self._clock()
         number = self._notes.cycle_started(self._pipeline, target, kind, why)
         log.info("upkeep begins", target=target, kind=kind.value, why=why)
         outcome, facts = self._work(candidate)
         self._notes.cycle_ended(number, outcome, facts)
-        record = self._notes.cycles(target)[0]
+        record = CycleRecord(self._pipeline, target, kind, started, self._clock(), outcome, why, facts)
         self._tell(record)
         # What was done changes what is due next.
         self._looks[target] = self._clock()
