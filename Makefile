@@ -31,8 +31,9 @@ test-all: setup ## the test suite with its long forms
 bench: setup ## measure throughput and latency on this machine
 	@$(BIN)/python -m bench
 
-prove: setup ## random faults against real processes for MINUTES (3), with SEED to repeat: a table of what was survived
-	@$(BIN)/icefront prove $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+prove: setup ## random faults against real processes for MINUTES (3), with SEED to repeat, CATALOG=rest for a REST catalog behind a fault proxy
+	@$(if $(filter rest,$(CATALOG)),$(BIN)/python -m tests.servers.rest) $(BIN)/icefront prove $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(filter rest,$(CATALOG)),--catalog rest --uri URI)
 
 docs: setup ## check that every link in the documentation leads somewhere
 	@$(BIN)/python scripts/check-docs

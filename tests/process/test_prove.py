@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
+from random import Random, randrange
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -120,12 +120,12 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     with proving(folder, prove("--minutes", "3", *arguments, by=[sys.executable, "-c", FORKING])) as process:
         code, report, err = ended(process)
     assert code == 0, json.dumps(
-        [report["found_during"], report["violations"], report["not_struck_enough"], err[-5000:]], indent=1
+        [report["command"], report["found_during"], report["violations"], report["not_struck_enough"], err[-5000:]], indent=1
     )
     assert report["violations"] == report["not_struck_enough"] == []
     assert report["faults"].keys() == kinds
     assert all(report["faults"].values())
-    assert sum(report["lives_cut_short"].values()) < report["lives"], report["lives_cut_short"]
+    assert sum(report["lives_cut_short"].values()) <= report["lives"] / 10, report["lives_cut_short"]
     assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
     assert not list(folder.glob("icefront-prove-*"))
@@ -147,7 +147,7 @@ def test_three_minutes_of_random_faults_before_and_behind_a_rest_catalog_are_sur
 
 @pytest.mark.long
 def test_three_minutes_of_random_faults_with_the_embedded_catalog_are_survived(folder: Path) -> None:
-    survives(folder, set(kinds(rest=False)), "--seed", "21")
+    survives(folder, set(kinds(rest=False)), "--seed", str(randrange(10**6)) if "ICEFRONT_SEARCH" in os.environ else "21")
 
 
 def test_a_few_seconds_of_it_as_people_start_it_are_survived(folder: Path) -> None:
@@ -157,7 +157,9 @@ def test_a_few_seconds_of_it_as_people_start_it_are_survived(folder: Path) -> No
     assert process.returncode == 0, (out, err)
     assert " 0 violations" in out
     assert re.search(r"^engines: Spark \S+, DataFusion \S+$", out, re.MULTILINE)
-    assert re.search(r"^What was struck held in \d+ s. To repeat: icefront prove --minutes 0.1 --seed 5$", out, re.MULTILINE)
+    said = r"^No violation was found in \d+ s, but some kinds of faults were never struck\. To repeat: icefront prove --minutes 0.1 --seed 5$"
+    assert re.search(said, out, re.MULTILINE)
+    assert "not struck here: requests to a REST catalog" in out
     assert not list(folder.glob("icefront-prove-*"))
 
 
@@ -179,9 +181,18 @@ def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(folder: Path) -> 
 
 
 @pytest.mark.long
-def test_a_fence_that_is_off_makes_it_red(folder: Path) -> None:
-    violations = sabotaged(folder, "fence-off", seed=48, life="zombie")
-    assert {violation["kind"] for violation in violations} & {"gap", "epoch-twice", "rows"}
+@pytest.mark.parametrize(
+    ("switch", "seed", "life", "seen"),
+    [
+        ("fence-off", 48, "zombie", {"gap", "epoch-twice", "rows"}),
+        ("writer-unchecked", 48, "zombie", {"writer", "exit"}),
+        ("release-before-publish", 5, "killed-before-commit", {"released"}),
+    ],
+)
+def test_what_else_is_broken_makes_it_red_where_a_life_shows_it(
+    folder: Path, switch: str, seed: int, life: str, seen: set[str]
+) -> None:
+    assert {violation["kind"] for violation in sabotaged(folder, switch, seed=seed, life=life)} & seen
 
 
 def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(folder: Path) -> None:

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 import requests
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Checker, Kind, Subject, Violation, by_datafusion, second_engine
@@ -391,7 +393,41 @@ def test_a_claim_that_changes_something_is_found(story: Story, broken: str):
     rows = COLUMNS.empty_table() if broken == "frontier" else pa.table({"id": [7], "v": ["x"]}, schema=COLUMNS)
     story.load().append(rows, snapshot_properties=claim)
     story.mark(frontier)
-    assert story.kinds() == [Kind.CLAIM]
+    assert set(story.kinds()) == {Kind.CLAIM}
+
+
+class Forgetful(_FastAppendFiles):
+    """Appends, and leaves out what was there before."""
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        return []
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_claim_that_loses_a_file_and_does_not_say_so_is_found(story: Story, looks: int):
+    story.epoch()
+    (lost,) = story.files()
+    if looks == 2:
+        assert story.kinds() == []
+    table = story.load()
+    with table.transaction() as transaction:
+        claimed = {"icefront.claim": "true", "icefront.epoch-id": story.marked["epoch"], **story.summary(story.frontier)}
+        Forgetful(Operation.APPEND, transaction, table.io, snapshot_properties=claimed).commit()
+    (found,) = story.checker.check()
+    assert (found.kind, found.expected, found.found) == (
+        Kind.CLAIM,
+        f"file://{lost} 1 times, as before the claim",
+        "0 times",
+    )
+
+
+def test_a_claim_on_what_has_expired_since_is_compared_with_nothing(story: Story):
+    story.epoch()
+    epoch = story.load().history()[0].snapshot_id
+    story.claim("one#1")
+    story.load().maintenance.expire_snapshots().by_id(epoch).commit()
+    found = story.checker.check()
+    assert not [one for one in found if one.kind == Kind.UNREADABLE or "as before the claim" in one.expected]
 
 
 def test_a_release_above_the_frontier_is_found_and_one_at_the_frontier_is_not(story: Story):
@@ -475,14 +511,78 @@ def test_a_committed_file_that_is_removed_or_written_again_is_found(story: Story
     assert story.kinds() == [kind]
 
 
-def test_a_manifest_list_that_is_removed_is_found(story: Story):
-    story.epoch()
-    assert story.kinds() == []
-    snapshot = story.load().current_snapshot()
+def manifest_list(table: Table) -> str:
+    snapshot = table.current_snapshot()
     assert snapshot is not None
-    Path(urlsplit(snapshot.manifest_list).path).unlink()
-    assert set(story.kinds()) <= {Kind.REMOVED, Kind.UNREADABLE}
-    assert story.checker.violations
+    return snapshot.manifest_list
+
+
+def manifest(table: Table) -> str:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return snapshot.manifests(table.io)[0].manifest_path
+
+
+def data_file(table: Table) -> str:
+    (file,) = (task.file.file_path for task in table.scan().plan_files())
+    return file
+
+
+@pytest.mark.parametrize("named", [manifest_list, manifest, data_file])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_file_that_is_lost_is_found_by_its_name_whatever_cannot_be_read_without_it(
+    story: Story, named: Callable[[Table], str], *, seen: bool
+):
+    story.epoch()
+    if seen:
+        assert story.kinds() == []
+    path = named(story.load())
+    Path(urlsplit(path).path).unlink()
+    found = story.checker.check()
+    assert {violation.kind for violation in found} == {Kind.REMOVED}
+    assert path in {violation.where for violation in found}
+    assert story.kinds() == [], "it is told once"
+
+
+def test_a_lost_metadata_file_of_the_table_is_a_file_that_is_gone(story: Story):
+    story.epoch()
+    lost = Path(urlsplit(story.load().metadata_location).path)
+    lost.unlink()
+    (found,) = story.checker.check()
+    assert (found.kind, str(lost) in found.found) == (Kind.REMOVED, True)
+
+
+def test_what_cannot_be_looked_at_hides_nothing_of_what_else_is_wrong(story: Story, tmp_path: Path):
+    story.epoch()
+    story.epoch(lower="1.0000000009")
+    story.stage(tmp_path / "gone.parquet", 5)
+    metadata = Path(urlsplit(story.load().metadata.metadata_log[0].metadata_file).path)
+    metadata.unlink()
+
+    def read(_: int) -> Iterable[dict[str, Any]]:
+        raise ValueError("a worker that died")
+
+    story.checker.subject = replace(story.checker.subject, read=read)
+    assert story.kinds(released=["9.0000000000"]) == [
+        Kind.UNREADABLE,
+        Kind.GAP,
+        Kind.UNREADABLE,
+        Kind.REMOVED,
+        Kind.REMOVED,
+        Kind.RELEASED,
+    ]
+    assert "a worker that died" in story.checker.violations[0].found
+    story.epoch()
+    assert Kind.BACK not in story.kinds()
+
+
+def test_a_file_that_cannot_be_looked_at_hides_none_that_is_gone(story: Story, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    for number, name in enumerate(("folder", "gone.parquet"), 1):
+        story.stage(tmp_path / name, 5)
+        assert len(story.kinds()) == 1
+        assert len(story.checker.violations) == number
+    assert [violation.kind for violation in story.checker.violations] == [Kind.UNREADABLE, Kind.REMOVED]
 
 
 def test_a_metadata_file_that_the_log_names_and_that_is_gone_is_found(story: Story):
@@ -507,10 +607,11 @@ def test_a_metadata_file_that_a_commit_since_the_look_deleted_is_no_violation(st
 
 def test_a_table_that_cannot_be_read_is_a_violation_and_no_exception(story: Story):
     story.epoch()
-    story.files()[0].unlink()
+    file = story.files()[0]
+    file.write_bytes(b"x" * file.stat().st_size)
     (found,) = story.checker.check()
     assert found.kind == Kind.UNREADABLE
-    assert "parquet" in found.found
+    assert "Parquet" in found.found
 
 
 @pytest.mark.parametrize(
@@ -679,6 +780,20 @@ def test_a_full_disk_and_a_lost_catalog_are_no_violations_of_the_table_s(story: 
     with pytest.raises(type(error)):
         story.checker.check()
     assert story.checker.violations == []
+
+
+def test_what_was_seen_at_a_look_that_a_full_disk_ended_is_known(story: Story, tmp_path: Path):
+    story.epoch(lower="0.0000000009")
+    story.stage(tmp_path / "gone.parquet", 5)
+
+    def read(_: int) -> Iterable[dict[str, Any]]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    story.checker.subject = replace(story.checker.subject, read=read)
+    with pytest.raises(OSError, match="No space left"):
+        story.checker.check()
+    assert [violation.kind for violation in story.checker.violations] == [Kind.GAP, Kind.REMOVED]
+    assert story.kinds() == [], "the next look is one of its own"
 
 
 def test_a_violation_is_one_line_and_one_json_object():

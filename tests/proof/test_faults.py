@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 import time
@@ -322,20 +323,43 @@ def test_one_that_is_refused_a_moment_later_did_not_go_on(stage: Scene, monkeypa
     assert refused.code == FENCED
 
 
-@pytest.mark.parametrize(("struck", "allowed"), [(0, False), (5, False), (6, True)])
-def test_a_run_that_lost_the_catalog_is_cut_short_only_where_it_was_struck_more_often_than_it_must_survive(
-    stage: Scene, *, struck: int, allowed: bool
+def commit(mark: str) -> Request:
+    updates = [
+        {"action": "add-snapshot", "snapshot": {"summary": {"added": "1"}}},
+        {"action": "set-properties", "updates": {"icefront.mark.orders": mark}},
+    ]
+    return Request("POST", "/v1/namespaces/n/tables/t", {}, json.dumps({"updates": updates}).encode())
+
+
+@pytest.mark.parametrize(("struck", "others", "allowed"), [(0, 0, False), (5, 9, False), (6, 0, True)])
+def test_a_run_that_lost_the_catalog_is_cut_short_only_where_one_commit_was_struck_more_often_than_it_must_survive(
+    stage: Scene, *, struck: int, others: int, allowed: bool
 ) -> None:
-    """What was struck before it began does not count."""
+    """What was struck before it began does not count, nor what struck other commits."""
     proxy = stage.lake.proxy = FaultProxy("http://127.0.0.1:9")
-    strike = Strike("500-before", Request("POST", "/", {}, b""))
     stage.by = lambda _command, *rest: executed(["sh", "-c", f"exit {UNREACHABLE}"], *rest)
-    proxy.strikes += [strike] * 3
+    strikes = [Strike("500-before", commit("mine"))] * struck
+    proxy.strikes += [Strike("500-before", commit("mine"))] * 3
     with stage.launch({}) as run:
-        proxy.strikes += [strike] * struck
+        proxy.strikes += strikes + [Strike("500-before", commit(f"other {number}")) for number in range(others)]
         with pytest.raises(Cut if allowed else Broken, match=r"could not reach the catalog|expected an end with 4, found 3"):
             stage.expect(run, FENCED)
         stage.expect(run, UNREACHABLE)
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_jvm_is_killed_while_it_is_at_work_and_otherwise_its_run_goes_on_to_its_end(
+    stage: Scene, tmp_path: Path, *, at_work: bool
+) -> None:
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\nsleep 600\n")
+    java.chmod(0o755)
+    waits = f"trap 'kill $!; exit 0' TERM; {java} 600 & wait $!; exit {UNREACHABLE}"
+    stage.by = lambda _command, *rest: executed(["sh", "-c", waits], *rest)
+    with stage.launch({}) as run:
+        wait_until(run.jvm)
+        assert faults._loses_its_jvm(stage, run, at_work=at_work) is at_work
+        assert run.code == (UNREACHABLE if at_work else 0)
 
 
 def test_a_killed_run_whose_jvm_lives_on_may_still_commit_what_is_staged(stage: Scene, tmp_path: Path) -> None:

@@ -124,11 +124,16 @@ def test_over_a_proof_each_place_of_a_life_has_its_turn_before_one_comes_again(t
         ("lost", [200], True),
         ("twice-second", [409, 409], False),
         ("twice-second", [200, 409], True),
-        ("late-504", [], False),
-        ("late-504", [409], True),
+        ("late-before-look", [], False),
+        ("late-before-look", [409], False),
+        ("late-before-look", [200], True),
+        ("late-before-next", [200], True),
+        ("late-after-next", [], False),
+        ("late-after-next", [200], False),
+        ("late-after-next", [409], True),
     ],
 )
-def test_a_struck_commit_counts_when_the_catalog_applied_it_or_got_it_late_or_was_never_to_get_it(
+def test_a_struck_commit_counts_when_the_catalog_did_with_it_what_the_fault_says(
     fault: str, answers: list[int], *, counts: bool
 ) -> None:
     assert _came(Strike(fault, Request("POST", "/v1/namespaces/n/tables/t", {}, b""), answers)) is counts
@@ -179,7 +184,12 @@ def test_the_run_of_60_minutes_in_the_documentation_struck_with_every_kind_that_
         ),
         (60, {"zombie": 1, "raised": 6}, None, "struck less than 6 times, give it more minutes: zombie\nNot enough was struck"),
         (3, {"zombie": 1}, None, "struck less than once, give it more minutes: raised"),
-        (1, {"zombie": 1}, None, "1 never were: raised\nWhat was struck held"),
+        (
+            1,
+            {"zombie": 1},
+            None,
+            "1 never were: raised\nNo violation was found in 0 s, but some kinds of faults were never struck. To repeat: ",
+        ),
         (
             3,
             {"zombie": 1},
@@ -207,6 +217,40 @@ def test_what_ended_before_its_time_is_not_told_that_it_needs_more_minutes(
     proving._summary(ended)
     assert "more minutes" not in capsys.readouterr().out
     assert exit_code(ended) in {130, 3}
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "verdict"),
+    [
+        (
+            {"error": ConnectionFailed("the catalog does not answer")},
+            "the catalog does not answer",
+            "It ended after 0 s because of this machine or the catalog, not because of a table. It is open whether the tables are right.",
+        ),
+        ({"interrupted": True}, "it was interrupted", "Interrupted after 0 s."),
+    ],
+)
+def test_what_was_seen_and_has_another_reason_is_told_in_text_and_json(
+    end: dict[str, Any], reason: str, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Violation("unreadable", "snapshot 1", "a table that can be read", "none")
+    ended = replace(report(3), doubtful=[seen], during="zombie", **end)
+    proving._summary(ended)
+    printed = capsys.readouterr().out
+    assert f"DOUBTFUL  {seen}" in printed
+    assert f"what is doubtful is no violation, for it may have another reason than the table: {reason}" in printed
+    assert f"found during: zombie\n{verdict}" in printed
+    assert (ended.to_dict()["doubtful"], ended.to_dict()["found_during"]) == ([seen.to_dict()], "zombie")
+    assert exit_code(ended) in {130, 3}
+
+
+@pytest.mark.parametrize("uri", [None, "http://h"])
+def test_the_summary_says_that_without_a_rest_catalog_no_requests_are_struck(
+    uri: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proving._summary(replace(report(3), uri=uri))
+    left_out = "not struck here: requests to a REST catalog (--catalog rest --uri http://…)"
+    assert (left_out in capsys.readouterr().out) == (uri is None)
 
 
 def test_the_summary_says_why_no_second_engine_was_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,18 +17,22 @@ from typing import Any
 
 import pytest
 import requests
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.memory import InMemoryCatalog
+from pyiceberg.table import Table
 from typer.testing import Result
 
 from icefront.cli import proving
 from icefront.cli.proving import exit_code
-from icefront.core.errors import ConnectionFailed
-from icefront.proof import trouble
+from icefront.core.errors import ConfigError, ConnectionFailed
+from icefront.proof import failpoints, trouble
 from icefront.proof.checker import Kind, Violation
 from icefront.proof.harness import spark_home
 from icefront.proof.prove import INSISTING, Prove
 from icefront.proof.report import Report
 from icefront.proof.scene import Broken, Lake
 from tests.cli.projects import icefront
+from tests.servers.rest import RestCatalog
 
 NOBODY = "http://127.0.0.1:9"
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -126,7 +130,7 @@ def test_what_was_seen_in_the_table_before_is_a_violation_whatever_ends_it(
 
     monkeypatch.setattr(Played, "__init__", with_violations)
     done = proves(end)
-    assert (exit_code(done), done.violations, Played.dropped) == (7, [GAP], [])
+    assert (exit_code(done), done.violations, done.doubtful, Played.dropped) == (7, [GAP], [EXIT], [])
     assert list(tmp_path.glob("*/scene-1"))
 
 
@@ -145,6 +149,70 @@ def test_runs_that_fail_where_the_system_kills_for_memory_say_nothing_about_the_
     done = proves(Broken(EXIT))
     assert (exit_code(done), done.violations) == (3, [])
     assert "the system has killed 2 processes" in str(done.error)
+
+
+REMOVED = Violation(Kind.REMOVED, "snap-1.avro", "9 bytes", "no file")
+UNREAD = Violation(Kind.UNREADABLE, "the table", "a table that can be read", "ValueError")
+
+
+def killed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = trouble.killed_for_memory()
+    monkeypatch.setattr(trouble, "killed_for_memory", lambda: before + 1)
+
+
+def will_see(monkeypatch: pytest.MonkeyPatch, *seen: Violation, error: Exception | None = None) -> None:
+    """Let the look at the end of a scene see this."""
+    made = Played.__init__
+
+    def with_violations(scene: Played, *given: Any) -> None:
+        made(scene, *given)
+        checker = scene.checker
+
+        def check() -> None:
+            checker.violations += [violation for violation in seen if violation not in checker.violations]
+            if error is not None:
+                raise error
+
+        checker.check = check
+
+    monkeypatch.setattr(Played, "__init__", with_violations)
+
+
+@pytest.mark.parametrize("error", [None, FULL])
+def test_a_file_that_is_gone_is_a_violation_though_the_system_has_killed_for_memory(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Also where it is seen only when the scene has ended for what cannot be read any more."""
+    killed_meanwhile(monkeypatch)
+    will_see(monkeypatch, REMOVED, error=error)
+    done = proves(Broken(UNREAD))
+    assert exit_code(done) == 7
+    assert REMOVED in done.violations
+    assert {*done.violations, *done.doubtful} == {UNREAD, REMOVED}
+
+
+@pytest.mark.parametrize("end", [Broken(UNREAD), KeyboardInterrupt()])
+def test_what_was_seen_and_is_excused_is_in_the_report_and_its_folder_stays(
+    proves: Proves, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: BaseException
+) -> None:
+    killed_meanwhile(monkeypatch)
+    will_see(monkeypatch, UNREAD)
+    if isinstance(end, KeyboardInterrupt):
+        made = Played.__init__
+
+        def looked(scene: Played, *given: Any) -> None:
+            made(scene, *given)
+            scene.checker.check()
+
+        monkeypatch.setattr(Played, "__init__", looked)
+    done = proves(end)
+    assert (done.violations, done.doubtful, Played.dropped) == ([], [UNREAD], [])
+    assert exit_code(done) in {3, 130}
+    assert list(tmp_path.glob("*/scene-1"))
+    (tmp_path / "folder").mkdir()
+    proving._clean_up(done, tmp_path / "folder", keep=False)
+    assert (tmp_path / "folder").exists()
+    assert f"everything is in {tmp_path / 'folder'}" in capsys.readouterr().err
 
 
 def test_a_session_of_our_own_that_lost_its_jvm_says_nothing_about_the_table(
@@ -273,6 +341,10 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     spark_home.cache_clear()
 
 
+def hurt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("settle.before=kill"))
+
+
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: not path.is_relative_to("/proc") and exists(path))
@@ -289,6 +361,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         (no_room, [], 3, "1,000 MB left, and a proof needs 1,000 MB"),
         (no_memory, [], 3, "GB are free, and a proof needs 1,000,000.0 GB"),
         (no_spark, [], 2, "SPARK_HOME is /nonexistent, and there is no bin/spark-submit in it"),
+        (hurt, [], 2, "ICEFRONT_FAILPOINTS arms settle.before in this shell: that would hurt prove itself"),
         (no_processes, [], 2, "this system has no /proc"),
     ],
 )
@@ -320,6 +393,69 @@ def test_a_catalog_that_takes_connections_and_keeps_silent_is_given_up(monkeypat
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConnectionFailed, match=f"the catalog at {uri} cannot be used: ReadTimeout"):
             trouble.reach(uri)
+
+
+class Catalog(InMemoryCatalog):
+    """A catalog in memory, whose new tables may be said to lie elsewhere."""
+
+    elsewhere: str | None = None
+    data: Mapping[str, str] = {}
+
+    def create_table(self, *given: Any, **how: Any) -> Table:
+        table = super().create_table(*given, **{**how, "properties": dict(self.data)})
+        if self.elsewhere is not None:
+            table.metadata_location = self.elsewhere
+        return table
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """The one that is found at any address."""
+    catalog = Catalog("tried", warehouse=f"file://{tmp_path / 'warehouse'}")
+    monkeypatch.setattr(trouble, "load", lambda *_, **__: catalog)
+    return catalog
+
+
+def test_a_catalog_whose_tables_lie_here_is_taken_and_nothing_is_left_in_it(catalog: Catalog) -> None:
+    trouble.try_out(NOBODY)
+    assert catalog.list_namespaces() == []
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "data", "said"),
+    [
+        ("s3://bucket/one/metadata/0.json", {}, "has them at s3://bucket/one/metadata/0.json"),
+        ("file:///nowhere/0.json", {}, "has them at file:///nowhere/0.json, where there is no file here"),
+        (None, {"write.data.path": "s3://bucket/data"}, "has them at s3://bucket/data/one.parquet"),
+    ],
+)
+def test_a_catalog_whose_tables_lie_elsewhere_is_refused_and_nothing_is_left_in_it(
+    catalog: Catalog, elsewhere: str | None, data: dict[str, str], said: str
+) -> None:
+    catalog.elsewhere, catalog.data = elsewhere, data
+    with pytest.raises(ConfigError) as refused:
+        trouble.try_out(NOBODY)
+    assert said in refused.value.fact
+    assert NOBODY in refused.value.fact
+    assert catalog.list_namespaces() == []
+
+
+def test_a_catalog_that_does_not_let_us_write_a_table_is_refused_and_nothing_is_left_in_it(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Table, "append", refuse)
+    with pytest.raises(ConnectionFailed, match=rf"namespace prove_\w+ of the catalog at {NOBODY}: PermissionError"):
+        trouble.try_out(NOBODY)
+    assert catalog.list_namespaces() == []
+
+
+def test_a_rest_catalog_with_a_warehouse_in_a_folder_is_taken_and_nothing_is_left_in_it(rest_catalog: RestCatalog) -> None:
+    before = load_catalog("near", **rest_catalog.properties).list_namespaces()
+    trouble.try_out(rest_catalog.uri)
+    assert load_catalog("near", **rest_catalog.properties).list_namespaces() == before
 
 
 # ── how it ends ────────────────────────────────────────────────────────────────────────────
@@ -356,7 +492,7 @@ def test_a_catalog_that_goes_away_leaves_the_report_and_no_folder(ends: Callable
 
     ended = ends(lose)
     assert "zombie\t3" in ended.stdout
-    assert "Ended by what is not the table's" in ended.stdout
+    assert "It ended after 0 s because of this machine or the catalog, not because of a table." in ended.stdout
     assert (ended.exit_code, "error: it is away\n  → bring it back" in ended.stderr) == (3, True)
     assert not list(tmp_path.iterdir())
 

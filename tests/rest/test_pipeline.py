@@ -16,7 +16,7 @@ from icefront.api import Pipeline
 from icefront.core.errors import CommitUncertain, ConnectionFailed
 from icefront.proof.checker import Checker, Subject, by_datafusion
 from icefront.proof.oracle import replay
-from icefront.proof.proxy import RANDOM_FAULTS, FaultProxy, Strike, commits, loads
+from icefront.proof.proxy import FAULTS, FaultProxy, Strike, commits, loads
 from icefront.settings import load_pipeline
 from icefront.testing.feeds import ORDERS, Feed
 from tests.lakes import Lake, orders
@@ -24,8 +24,8 @@ from tests.rest.channel import applied
 from tests.servers.rest import RestCatalog
 
 pytestmark = [pytest.mark.spark, pytest.mark.process]
-# The client waits seconds before it repeats what says 429 or 503; nobody answers a load with 409.
-COMMIT_FAULTS = [name for name in RANDOM_FAULTS if not name.startswith(("429", "503"))]
+# The client waits seconds before it repeats what says 429 or 503, and for ever where all is silent; nobody answers a load with 409.
+COMMIT_FAULTS = [name for name in FAULTS if not name.startswith(("429", "503", "silent"))]
 LOAD_FAULTS = ["lost", "truncated", "slow", "reset-before", "403-before"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from typing import Any
@@ -13,8 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from icefront.proof import proxy as module
-from icefront.proof.harness import wait_until
-from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Request, commits, loads
+from icefront.proof.proxy import FAULTS, LATE, RANDOM_FAULTS, FaultProxy, Request, commits, loads
 
 TABLE = "/v1/namespaces/shop/tables/orders"
 
@@ -125,7 +125,7 @@ def test_each_fault_does_what_the_table_says(proxy: FaultProxy, catalog: Catalog
 
 def test_every_fault_is_in_the_modules_table() -> None:
     assert set(EXPECTED) == set(FAULTS)
-    assert all(f"`{name}`" in (module.__doc__ or "") for name in FAULTS)
+    assert all(f"`{name}`" in (module.__doc__ or "") for name in {**FAULTS, **LATE})
 
 
 def test_the_nth_request_is_struck_and_as_many_as_asked_for(proxy: FaultProxy) -> None:
@@ -151,13 +151,45 @@ def test_late_requests_arrive_in_order_when_they_are_released(proxy: FaultProxy,
     assert not proxy.release()
 
 
-def test_late_requests_arrive_by_themselves_after_a_delay(catalog: Catalog) -> None:
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: 0.01) as proxy:
-        proxy.arm("late-closed")
-        with pytest.raises(http.client.RemoteDisconnected):
-            ask(proxy)
-        wait_until(lambda: proxy.strikes[0].answers, what="it did not arrive")
-    assert catalog.bodies == [b"one"]
+# What is asked after a late commit, and what the catalog has got by the time of each answer.
+COME: dict[str, list[tuple[str, bytes, list[bytes]]]] = {
+    "late-before-look": [("GET", b"", [b"late"]), ("POST", b"next", [b"late", b"next"])],
+    "late-before-next": [("GET", b"", []), ("POST", b"next", [b"late", b"next"])],
+    "late-after-next": [("GET", b"", []), ("POST", b"next", [b"next", b"late"])],
+}
+
+
+@pytest.mark.parametrize("fault", LATE)
+def test_a_late_request_comes_by_itself_when_its_table_is_asked_for_again(
+    proxy: FaultProxy, catalog: Catalog, fault: str
+) -> None:
+    proxy.arm(fault)
+    with suppress(http.client.RemoteDisconnected):
+        assert ask(proxy, body=b"late")[0] == 504
+    ask(proxy, "GET", f"{TABLE}s")
+    ask(proxy, path=f"{TABLE}s", body=b"another table's")
+    assert catalog.bodies.pop() == b"another table's"
+    assert catalog.bodies == []
+    for method, body, came in COME[fault]:
+        ask(proxy, method, body=body)
+        assert catalog.bodies == came
+    assert [strike.fault for strike in proxy.strikes if strike.answers] == [fault]
+    assert not proxy.release()
+
+
+def test_a_commit_without_a_look_ends_that_wait_too(proxy: FaultProxy, catalog: Catalog) -> None:
+    proxy.arm("late-before-look")
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(proxy, body=b"late")
+    ask(proxy, body=b"next")
+    assert catalog.bodies == [b"late", b"next"]
+
+
+def test_a_late_request_that_nobody_asks_after_is_released_with_the_others(proxy: FaultProxy, catalog: Catalog) -> None:
+    proxy.arm("late-after-next")
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(proxy, body=b"late")
+    assert [strike.answers for strike in proxy.release()] == [[200]]
 
 
 def test_what_is_held_back_when_the_proxy_ends_never_arrives(catalog: Catalog) -> None:
@@ -179,7 +211,7 @@ def test_the_same_seed_strikes_the_same_requests(catalog: Catalog) -> None:
     first = faults()
     assert first == faults()
     assert 5 < len(first) < 25
-    assert "silent" not in RANDOM_FAULTS
+    assert not {"silent", "late-504", "late-closed"} & set(RANDOM_FAULTS), "somebody has to release them"
 
 
 def test_a_catalog_that_is_down_is_a_gateways_502(catalog: Catalog) -> None:
@@ -207,17 +239,6 @@ def test_a_catalog_may_have_a_path_of_its_own(path: str) -> None:
     assert not commits(Request("POST", f"{table}/metrics", {}, b""))
 
 
-def test_a_delay_is_that_of_one_request_and_not_of_all_that_are_held_back(catalog: Catalog) -> None:
-    delays = iter((600.0, 0.01))
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=lambda: next(delays)) as proxy:
-        proxy.arm("late-504", times=2)
-        assert [ask(proxy, body=body)[0] for body in (b"a", b"b")] == [504, 504]
-        wait_until(lambda: proxy.strikes[1].answers, what="it did not arrive")
-        assert catalog.bodies == [b"b"]
-        assert [strike.answers for strike in proxy.release()] == [[200]]
-    assert catalog.bodies == [b"b", b"a"]
-
-
 # Where a request may be when one asks: at the catalog; chosen and not yet sent, or not yet held back; late, and its time has come.
 MOMENTS: dict[str, tuple[type, str]] = {
     "at the catalog": (Handler, "reply"),
@@ -239,16 +260,22 @@ def test_to_release_or_disarm_waits_for_what_is_on_its_way(
 
     def hesitates(*told: Any) -> Any:
         begun.set()
-        goes_on.wait()
+        assert goes_on.wait(60)
         return steps(*told)
 
+    def talks(proxy: FaultProxy) -> None:
+        with suppress(http.client.RemoteDisconnected):
+            ask(proxy)
+        if moment == "arriving":
+            ask(proxy, "GET")
+
     monkeypatch.setattr(owner, step, hesitates)
-    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}", late=(lambda: 0.0) if moment == "arriving" else None) as proxy:
+    with FaultProxy(f"http://127.0.0.1:{catalog.server_port}") as proxy:
         if moment in {"struck", "arriving"}:
-            proxy.arm("late-504")
-        client = threading.Thread(target=ask, args=(proxy,))
+            proxy.arm("late-before-look" if moment == "arriving" else "late-504")
+        client = threading.Thread(target=talks, args=(proxy,))
         client.start()
-        begun.wait()
+        assert begun.wait(60)
         end = threading.Thread(target=getattr(proxy, ends))
         end.start()
         end.join(0.2)

@@ -1,6 +1,7 @@
 """Iceberg's own REST catalog server: a JDBC catalog on SQLite behind HTTP, with a warehouse in a local folder.
 
-`python -m tests.servers.rest` starts one for somebody who wants a catalog to try things on, in a temporary folder, until Ctrl-C.
+`python -m tests.servers.rest` starts one for somebody who wants a catalog to try things on, in a temporary folder, until Ctrl-C; or for
+one command, which is given its address in the place of `URI`: `python -m tests.servers.rest icefront prove --catalog rest --uri URI`.
 
 It listens on all interfaces (it has no setting for that): a random port, and only while tests run. It also sets SO_REUSEPORT, so
 two of them on one port do not fail: they share the connections, and clients see two catalogs by turns. A port that was merely free a
@@ -13,10 +14,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -98,17 +100,31 @@ def _variable(key: str) -> str:
     return "CATALOG_" + key.replace("-", "__").replace(".", "_").upper()
 
 
-def main() -> None:
-    """Start a catalog, print its address, and keep it until Ctrl-C."""
+def main(*command: str) -> int:
+    """Start a catalog and keep it until Ctrl-C, having printed its address; or for as long as a command takes, whose exit code this is."""
     # Asked to be terminated we leave the way Ctrl-C does: with the server and its folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="icefront-rest-") as folder, RestCatalog(Path(folder)) as server:
+        if command:
+            return _run([server.uri if word == "URI" else word for word in command])
         sys.stdout.write(f"{server.uri}\n")
         sys.stdout.flush()
         sys.stderr.write(f"its tables and its log are in {folder} until Ctrl-C\n")
         with suppress(KeyboardInterrupt):
             signal.pause()
+    return 0
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command to its end. Ctrl-C is the command's business, which has its own to do then; SIGTERM is passed on."""
+    with subprocess.Popen(command) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(*sys.argv[1:]))

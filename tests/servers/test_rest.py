@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import urllib.request
 import uuid
 
 import pyarrow as pa
@@ -10,6 +13,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
+from tests.servers import rest as module
 from tests.servers.rest import RestCatalog
 
 pytestmark = pytest.mark.process
@@ -82,3 +86,14 @@ def test_nobody_else_can_take_the_port_while_the_server_is_down(tmp_path):
             other.bind(("127.0.0.1", server.port))
         server.start()
         assert server.config()
+
+
+def test_one_is_started_for_a_command_that_is_given_its_address_and_ends_with_its_exit_code():
+    asks = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/v1/config'); print(sys.argv[1]); sys.exit(7)"
+    done = subprocess.run(
+        [sys.executable, "-m", module.__name__, sys.executable, "-c", asks, "URI"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("http://127.0.0.1:")
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{done.stdout.strip()}/v1/config")

@@ -23,10 +23,11 @@ from rich.text import Text
 from icefront.cli import show
 from icefront.cli.errors import INTERRUPTED, tell
 from icefront.core.errors import UNEXPECTED, ConfigError
+from icefront.proof.failpoints import ENVIRONMENT, armed
 from icefront.proof.harness import class_archive, has_class_archive
 from icefront.proof.prove import OVERTIME, Prove
 from icefront.proof.report import Report, needed
-from icefront.proof.trouble import check_memory, check_room, check_system, reach
+from icefront.proof.trouble import check_memory, check_room, check_system, reach, try_out
 
 VIOLATED = 7
 
@@ -79,7 +80,7 @@ def _folder() -> Iterator[Path]:
 
 def _clean_up(report: Report, folder: Path, *, keep: bool) -> None:
     """Remove what nobody has to look at, and say what stays and where."""
-    if keep or report.violations:
+    if keep or report.violations or report.doubtful:
         tell(f"everything is in {folder}")
     else:
         shutil.rmtree(folder)
@@ -116,6 +117,11 @@ def _check(minutes: float, catalog: str, uri: str | None) -> None:
         raise ConfigError(
             f"{uri} is no http:// address", "the fault proxy speaks plain HTTP: name a catalog of your own for tests"
         )
+    if hurt := ", ".join(armed()):
+        raise ConfigError(
+            f"{ENVIRONMENT} arms {hurt} in this shell: that would hurt prove itself",
+            f"unset {ENVIRONMENT}: prove arms its own runs",
+        )
     if find_spec("pyspark") is None:
         raise ConfigError("PySpark is not installed", 'pip install "icefront[spark,prove]"')
     check_system()
@@ -124,6 +130,7 @@ def _check(minutes: float, catalog: str, uri: str | None) -> None:
     if uri is not None:
         with show.waiting(f"asking the catalog at {uri}"):
             reach(uri)
+            try_out(uri)
 
 
 # ── while it runs ──────────────────────────────────────────────────────────────────────────
@@ -211,6 +218,8 @@ def _numbers(report: Report) -> str:
 def _summary(report: Report) -> None:
     show.say("")
     show.print_rows(("fault", "struck", "what happens"), _rows(report))
+    if report.uri is None:
+        show.say("not struck here: requests to a REST catalog (--catalog rest --uri http://…)")
     show.say("")
     places = ", ".join(f"{place} {times}" for place, times in sorted(report.places.items()))
     show.say(f"runs were hurt at: {places or 'no failpoint'}")
@@ -226,11 +235,15 @@ def _summary(report: Report) -> None:
         show.say(f"{report.blind:,} looks without new staged files: the state file was damaged or gone at that moment")
     for violation in report.violations:
         show.say(f"VIOLATION  {violation}")
-    if report.violations:
+    for violation in report.doubtful:
+        show.say(f"DOUBTFUL  {violation}")
+    if report.doubtful:
+        show.say(f"what is doubtful is no violation, for it may have another reason than the table: {_reason(report)}")
+    if report.violations or report.doubtful:
         show.say(f"found during: {report.during}")
     if said := _enough(report):
         show.say(said)
-    show.say(f"{_verdict(report)} in {report.seconds:.0f} s. To repeat: {report.command}")
+    show.say(f"{_verdict(report)} To repeat: {report.command}")
 
 
 def _enough(report: Report) -> str:
@@ -257,9 +270,23 @@ def _only_spark(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
+    seconds = f"{report.seconds:.0f} s"
     if report.error is not None and not report.violations:
-        return "Ended by what is not the table's"
-    held = "What was struck held" if report.never else "All of it held"
-    return {VIOLATED: "It does not hold", INTERRUPTED: "Interrupted", UNEXPECTED: "Not enough was struck"}.get(
-        exit_code(report), held
+        found = "It is open whether the tables are right" if report.doubtful else "No violation was found until then"
+        return f"It ended after {seconds} because of this machine or the catalog, not because of a table. {found}."
+    held = (
+        f"No violation was found in {seconds}, but some kinds of faults were never struck."
+        if report.never
+        else f"All of it held in {seconds}."
     )
+    ended = {
+        VIOLATED: f"It does not hold: a violation was found after {seconds}.",
+        INTERRUPTED: f"Interrupted after {seconds}.",
+        UNEXPECTED: f"Not enough was struck in {seconds}.",
+    }
+    return ended.get(exit_code(report), held)
+
+
+def _reason(report: Report) -> str:
+    """Say what ended a proof before its time."""
+    return report.error.fact if report.error else "it was interrupted"

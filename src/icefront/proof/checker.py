@@ -7,7 +7,8 @@
     logs ──── of the runs ─▶ released frontiers ─┘
 
 It looks as often as it is asked to and remembers what it saw: every published snapshot is compared once, and a file that was
-staged or committed has to stay as it was for as long as anything refers to it. What is wrong is a value, not an exception.
+staged or committed has to stay as it was for as long as anything refers to it. What is wrong is a value, not an exception; what
+cannot be looked at hides nothing of what else there is.
 
 Rows whose first key is at least `FOREIGN` belong to a foreign writer, who names them in the summary of its snapshots: the feed
 never says such keys, and none of these rows may be lost or changed either. They have a key and nothing else.
@@ -18,12 +19,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,7 +42,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from icefront.proof.logs import early_releases
 from icefront.proof.oracle import Difference, Key, Row, compare
-from icefront.proof.trouble import trouble_of
+from icefront.proof.trouble import causes, is_local, trouble_of
 
 At = tuple[int, int]
 FOREIGN = 10**15
@@ -149,17 +152,23 @@ class Checker:
     _had_notes: bool = False
     _forgiven: set[str] = field(default_factory=set)
     _manifests: dict[str, Sequence[_Entry]] = field(default_factory=dict)
+    _troubles: list[Exception] = field(default_factory=list)
+    """What kept the present look from something, and is not the table's."""
 
     def check(self, released: Iterable[str] = (), logs: Iterable[str] = ()) -> Sequence[Violation]:
         """Look at everything that is new, and at all files; return what was not known before.
 
         `released` are printed frontiers that runs have released before this was called; `logs` what each run has said so far, all of it.
+        Raises what kept it from a part of the look and is not the table's; what the other parts saw is in `violations` by then.
         """
         before = len(self.violations)
+        self._troubles.clear()
         self._read_notes()
-        for violation in (*_early(logs), *self._found(released)):
+        for violation in chain(_early(logs), self._found(released)):
             if violation not in self.violations:
                 self.violations.append(violation)
+        if self._troubles:
+            raise self._troubles[0]
         return self.violations[before:]
 
     @property
@@ -177,18 +186,30 @@ class Checker:
     def _found(self, released: Iterable[str]) -> Iterator[Violation]:
         try:
             table = self.subject.load()
-            if table is not None:
-                yield from self._branch(table)
-                yield from self._files(table.io, {**self._staged(), **self._committed(table)})
-                yield from self._log(table)
-            elif self._head is not None:
-                yield Violation(Kind.REMOVED, "the table", f"one with snapshot {self._head}", "no table")
-            yield from self._released(released)
-        except Exception as error:
-            if trouble_of(error) is not None:
-                raise  # ours, and it says nothing about the table
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-            yield Violation(Kind.UNREADABLE, f"the table at snapshot {self._head}", "a table that can be read", said)
+        except Exception as error:  # noqa: BLE001 — whatever keeps it from being loaded is what is to be told
+            yield from self._failed(error)
+            return
+        if table is not None:
+            yield from self._branch(table)
+            yield from self._files(table)
+            yield from self._guarded(self._log(table))
+        elif self._head is not None:
+            yield Violation(Kind.REMOVED, "the table", f"one with snapshot {self._head}", "no table")
+        yield from self._released(released)
+
+    def _guarded(self, look: Iterator[Violation]) -> Iterator[Violation]:
+        """Look at one thing by itself: that it cannot be looked at is one more thing to tell, and hides nothing of the others."""
+        try:
+            yield from look
+        except Exception as error:  # noqa: BLE001 — as above
+            yield from self._failed(error)
+
+    def _failed(self, error: Exception) -> Iterator[Violation]:
+        """Tell what a look that failed says about the table; what is not the table's is kept until the others are done."""
+        if trouble_of(error) is not None:
+            self._troubles.append(error)
+        else:
+            yield _no_look(error, f"the table at snapshot {self._head}")
 
     # ── notes ──────────────────────────────────────────────────────────────────────────────
     def _read_notes(self) -> None:
@@ -213,11 +234,11 @@ class Checker:
         self._head = onto
         for snapshot in new:
             at = self._passed.get(snapshot.parent_snapshot_id or 0, _Passed())
-            self._head = snapshot.snapshot_id
-            yield from self._added_by(table.io, snapshot)
-            yield from self._step(table, snapshot, at)
+            self._head, self._passed[snapshot.snapshot_id] = snapshot.snapshot_id, at
+            yield from self._guarded(self._added_by(table.io, snapshot))
+            yield from self._guarded(self._step(table, snapshot, at))
         self.frontier = self._passed.get(self._head or 0, _Passed()).frontier
-        yield from self._mark(table.metadata)
+        yield from self._guarded(self._mark(table.metadata))
 
     def _new(self, metadata: TableMetadata) -> tuple[Sequence[Snapshot], int | None]:
         """Return the snapshots that were not seen yet, and the one that they go on from."""
@@ -264,6 +285,7 @@ class Checker:
             yield Violation(Kind.BACK, where, f"a frontier of at least {_print(before.frontier)}", _print(frontier))
         if "icefront.claim" in said:
             yield from _claim(where, said, frontier, before)
+            yield from self._guarded(self._same_files(table, snapshot))
             if changes:
                 # Under another schema or partitioning, and the same rows.
                 yield from self._rows_at(table, snapshot, said["icefront.frontier"], before.foreign)
@@ -330,7 +352,7 @@ class Checker:
         except Exception as error:
             if trouble_of(error) is not None:
                 raise
-            found = [Violation(Kind.UNREADABLE, where, "a table that can be read", f"{type(error).__name__}: {error}"[:400])]
+            found = [_no_look(error, where)]
         self.violations += found
         return self.violations[before:]
 
@@ -355,16 +377,36 @@ class Checker:
                     added = f"one, added by snapshot {snapshot.snapshot_id}"
                     yield Violation(Kind.UNSETTLED, entry.path, "no equality delete", added)
 
-    def _committed(self, table: Table) -> dict[str, int]:
-        """Name what the snapshots that there are refer to, with the sizes that they remember."""
-        files: dict[str, int] = {}
+    def _same_files(self, table: Table, snapshot: Snapshot) -> Iterator[Violation]:
+        """Check that a snapshot refers to the files that its parent refers to, whatever it says of itself."""
+        parent = table.snapshot_by_id(snapshot.parent_snapshot_id or 0)
+        if parent is None:
+            return  # there was none, or it has expired
+        before, now = (Counter(self._live(table.io, one)) for one in (parent, snapshot))
+        where = f"snapshot {snapshot.snapshot_id}"
+        for path in sorted((before - now).keys() | (now - before).keys()):
+            yield Violation(Kind.CLAIM, where, f"{path} {before[path]} times, as before the claim", f"{now[path]} times")
+
+    def _live(self, io: FileIO, snapshot: Snapshot) -> Iterator[str]:
+        """Name the files that a snapshot refers to."""
+        for manifest in snapshot.manifests(io):
+            yield from (entry.path for entry in self._entries(io, manifest) if entry.status != ManifestEntryStatus.DELETED)
+
+    def _committed(self, table: Table, files: dict[str, int]) -> Iterator[Violation]:
+        """Add what the snapshots that there are refer to, with the sizes that they remember, as far as that can be read."""
         for snapshot in table.metadata.snapshots:
             files[snapshot.manifest_list] = -1
-            for manifest in snapshot.manifests(table.io):
-                files[manifest.manifest_path] = manifest.manifest_length
-                live = (e for e in self._entries(table.io, manifest) if e.status != ManifestEntryStatus.DELETED)
-                files |= {entry.path: entry.size for entry in live}
-        return files
+            yield from self._guarded(self._listed(table.io, snapshot, files))
+
+    def _listed(self, io: FileIO, snapshot: Snapshot, files: dict[str, int]) -> Iterator[Violation]:
+        for manifest in snapshot.manifests(io):
+            files[manifest.manifest_path] = manifest.manifest_length
+            try:
+                entries = self._entries(io, manifest)
+            except Exception as error:  # noqa: BLE001 — as above
+                yield from self._failed(error)
+            else:
+                files |= {entry.path: entry.size for entry in entries if entry.status != ManifestEntryStatus.DELETED}
 
     def _log(self, table: Table) -> Iterator[Violation]:
         """Check that the metadata files are there which the table's log names; a commit since the look may have deleted the oldest."""
@@ -388,20 +430,24 @@ class Checker:
             ]
         return self._manifests[manifest.manifest_path]
 
-    def _files(self, io: FileIO, files: Mapping[str, int]) -> Iterator[Violation]:
+    def _files(self, table: Table) -> Iterator[Violation]:
         """Check that every file is as it was when it was first seen; what nothing refers to any more is forgotten."""
+        files = self._staged()
+        yield from self._committed(table, files)
         self._sights = {path: sight for path, sight in self._sights.items() if path in files}
         for path, size in files.items():
-            if path in self._forgiven:
-                continue
-            now = look_at(io, path)
-            known = self._sights.setdefault(path, now) if now else self._sights.get(path)
-            if now is None:
-                yield Violation(Kind.REMOVED, path, str(known or f"{size} bytes"), "no file")
-            elif now != known:
-                yield Violation(Kind.CHANGED, path, str(known), str(now))
-            elif size not in {-1, now.size}:
-                yield Violation(Kind.CHANGED, path, f"{size} bytes, as was noted", str(now))
+            if path not in self._forgiven:
+                yield from self._guarded(self._file(table.io, path, size))
+
+    def _file(self, io: FileIO, path: str, size: int) -> Iterator[Violation]:
+        now = look_at(io, path)
+        known = self._sights.setdefault(path, now) if now else self._sights.get(path)
+        if now is None:
+            yield Violation(Kind.REMOVED, path, str(known or f"{size} bytes"), "no file")
+        elif now != known:
+            yield Violation(Kind.CHANGED, path, str(known), str(now))
+        elif size not in {-1, now.size}:
+            yield Violation(Kind.CHANGED, path, f"{size} bytes, as was noted", str(now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +493,14 @@ def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -
         yield Violation(Kind.CLAIM, where, "nothing added or removed", str(changed))
 
 
+def _no_look(error: Exception, where: str) -> Violation:
+    """Say what it means that something cannot be looked at; a file that is not there is gone, whatever else may be wrong here."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    if any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
+        return Violation(Kind.REMOVED, where, "all files that it names", said)
+    return Violation(Kind.UNREADABLE, where, "a table that can be read", said)
+
+
 def look_at(io: FileIO, path: str) -> Sight | None:
     """Read a whole file; None when there is none."""
     file = io.new_input(path)
@@ -455,9 +509,8 @@ def look_at(io: FileIO, path: str) -> Sight | None:
             content = stream.read()
     except FileNotFoundError:
         return None
-    place = urlsplit(path)
-    local = place.scheme in {"", "file"}
-    return Sight(len(content), hashlib.sha256(content).hexdigest(), Path(place.path).stat().st_mtime_ns if local else 0)
+    written = Path(urlsplit(path).path).stat().st_mtime_ns if is_local(path) else 0
+    return Sight(len(content), hashlib.sha256(content).hexdigest(), written)
 
 
 def files_of(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -91,7 +92,20 @@ IN_CREATION = ("table.before", "table.after")
 IN_ALTERATION = ("schema.before", "schema.after", "partitioning.before", "partitioning.after")
 IN_RECOVERY = ("publish.before", "publish.before-commit", "publish.after", "note.before", "note.after")
 IN_UPKEEP = ("settle.before", "settle.before-commit", "settle.after", "compact.before", "compact.before-commit", "compact.after")
-ZOMBIE = ("write.after", "stage.before", "stage.after", "publish.before", "publish.before-commit", "publish.after", "note.before")
+ZOMBIE = (
+    "observe.after",
+    "write.before",
+    "write.after",
+    "stage.before",
+    "stage.after",
+    "publish.before",
+    "publish.before-commit",
+    "publish.after",
+    "note.before",
+    "note.after",
+    "release.before",
+    "release.after",
+)
 
 
 def _at_one(scene: Scene, life: str, places: Sequence[str], strike: Callable[[str], bool]) -> bool:
@@ -201,19 +215,40 @@ def _raised(scene: Scene) -> bool:
     return _hurt(scene, "raised", (*BEFORE_COMMIT, *AFTER_COMMIT), "raise", UNEXPECTED)
 
 
-@_in(LIVES, "jvm-killed", "a run's JVM is killed in the middle of its work")
-def _jvm_killed(scene: Scene) -> bool:
-    driver = scene.begin({}, stops=STOPS)
-    killed = False
+@_in(LIVES, "jvm-killed-in-a-job", "a run's JVM is killed while workers do a job of its Spark")
+def _jvm_killed_in_a_job(scene: Scene) -> bool:
+    driver = _standing(scene, "write.before")
+    before = driver.worker_times()
+    driver.wake()
+    return _loses_its_jvm(scene, driver, at_work=driver.busy_worker(before) is not None)
 
-    def kill() -> None:
-        nonlocal killed
-        killed = _kill(driver.jvm())
 
-    if not scene.follow(driver, STOPS, last=kill):
-        scene.expect(driver)
-    scene.expect(driver, ConnectionFailed.exit_code)
-    return killed
+@_in(
+    LIVES,
+    "jvm-killed-in-a-commit",
+    "a run's JVM is killed once the metadata of its commit is written, before or after that is in place",
+)
+def _jvm_killed_in_a_commit(scene: Scene) -> bool:
+    driver = _standing(scene, "publish.before-commit")
+    return _loses_its_jvm(scene, driver, at_work=_begins_to_commit(scene, driver))
+
+
+def _loses_its_jvm(scene: Scene, driver: Driver, *, at_work: bool) -> bool:
+    """Kill the JVM of a run that is at work, and see the run end for that; otherwise let it go to its end."""
+    if at_work and _kill(driver.jvm()):
+        scene.expect(driver, ConnectionFailed.exit_code)
+        return True
+    scene.drain(driver)
+    scene.expect(driver, 0)
+    return False
+
+
+def _begins_to_commit(scene: Scene, driver: Driver) -> bool:
+    """Wake a run that stands before its commit, and wait for the new metadata, with which that begins; False when the run ends."""
+    before = scene.metadata()
+    known = _metadata_files(before)
+    driver.wake()
+    return scene.sees(driver, lambda: _metadata_files(before) - known, "a commit that is begun")
 
 
 @_in(LIVES, "worker-killed", "a Python worker of the run's Spark is killed in the middle of a task, which Spark tries again")
@@ -382,11 +417,9 @@ def _set_current(scene: Scene, snapshot: int) -> bool:
 def _catalog_locked(scene: Scene) -> bool:
     driver = _standing(scene, "publish.before-commit")
     before = scene.metadata()
-    known = len(_metadata_files(before))
     with _locked(scene.lake.folder / "catalog.db"):
-        driver.wake()
         # A commit writes the new metadata, then it asks the catalog to take it.
-        begun = scene.sees(driver, lambda: len(_metadata_files(before)) > known, "a commit that is begun")
+        begun = _begins_to_commit(scene, driver)
         time.sleep(scene.rng.uniform(0.5, 3.0))
         waited = begun and scene.metadata() == before
     if begun and scene.sees(driver, lambda: scene.metadata() != before, "a commit when the catalog is free again"):
@@ -395,9 +428,9 @@ def _catalog_locked(scene: Scene) -> bool:
     return waited
 
 
-def _metadata_files(one: str) -> Sequence[Path]:
-    """Find the metadata files that lie beside this one."""
-    return list(Path(urlsplit(one).path).parent.glob("*.metadata.json"))
+def _metadata_files(one: str) -> AbstractSet[Path]:
+    """Find the metadata files that lie beside this one; with a new one an old one may go."""
+    return set(Path(urlsplit(one).path).parent.glob("*.metadata.json"))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from icefront.core.errors import IcefrontError
 from icefront.proof.checker import Engine, Kind, Violation, by_datafusion, second_engine
 from icefront.proof.faults import BLOWS, FIRST, LIVES, Fault
 from icefront.proof.harness import PROGRAM, Begin, executed
-from icefront.proof.proxy import FAULTS, RANDOM_FAULTS, FaultProxy, Strike
+from icefront.proof.proxy import RANDOM_FAULTS, FaultProxy, Strike, named
 from icefront.proof.report import Display, Report
 from icefront.proof.scene import Broken, Cut, Lake, Scene
 from icefront.proof.trouble import killed_for_memory, look_around, trouble_of
@@ -36,9 +36,7 @@ from icefront.proof.trouble import killed_for_memory, look_around, trouble_of
 OVERTIME = 6.0
 """A run that has not struck with every kind goes on for up to so many times its minutes."""
 DOUBTFUL = {Kind.UNREADABLE, "exit", "stuck", "behind"}
-"""Violations that a full disk or a lost catalog explains as well; all others are seen in the table itself."""
-_LATE = (0.02, 0.3, 2.0)
-"""Seconds after which a late request goes out: before its client has looked what came of it, before it sends another one, after that."""
+"""What a full disk or a lost catalog explains as well: then it is told, and no violation. All others are seen in the table itself."""
 INSISTING = 3
 """Who asks so often to end it is heeded whatever is done at that moment."""
 _NOBODY_READS = {errno.EPIPE, errno.EIO}
@@ -103,7 +101,6 @@ class Prove:
         self._begin = begin
         self._blows = Deck(BLOWS, self._choices("blows"))
         self._requests = Deck(RANDOM_FAULTS, self._choices("requests"))
-        self._late = self._choices("late")
         self._places: dict[str, Deck] = {}
         self._dealt: list[str] = []
         self._begun = time.monotonic()
@@ -122,7 +119,7 @@ class Prove:
             self._second = second_engine()
             self.report.why_not = self._second.why_not
             with ExitStack() as stack:
-                proxy = stack.enter_context(FaultProxy(self._uri, late=self._lateness)) if self._uri else None
+                proxy = stack.enter_context(FaultProxy(self._uri)) if self._uri else None
                 lake = Lake(self._folder / "lake", self._uri, proxy)
                 stack.callback(lake.close)
                 stack.callback(self._leave)
@@ -175,13 +172,13 @@ class Prove:
         except Broken as broken:
             self._end(scene, broken.violation)
         except KeyboardInterrupt:
-            self.report.violations = self._surely_seen(scene)
-            if not self.report.violations:
+            self._part(scene)
+            if not (self.report.violations or self.report.doubtful):
                 self._clear(scene)
             raise
         except Exception as error:
             if isinstance(error, IcefrontError) or trouble_of(error) is not None:
-                self.report.violations = self._surely_seen(scene)
+                self._part(scene)
                 raise
             # A table that cannot be looked at any more is what is to be told.
             with suppress(OSError):  # a disk without room must not be one error more
@@ -194,18 +191,23 @@ class Prove:
             self._count()
             self._leaving = self._asked_to_end > 0
 
-    def _surely_seen(self, scene: Scene) -> list[Violation]:
-        """Return what was seen in the table itself: whatever ends the proof, that is a violation."""
-        return [violation for violation in scene.checker.violations if violation.kind not in DOUBTFUL]
+    def _part(self, scene: Scene, *found: Violation) -> None:
+        """Tell what was seen when something else ends the proof: what only the table explains is a violation, the rest is doubtful."""
+        seen = dict.fromkeys([*found, *scene.checker.violations])
+        self.report.violations = [violation for violation in seen if violation.kind not in DOUBTFUL]
+        self.report.doubtful = [violation for violation in seen if violation.kind in DOUBTFUL]
 
     def _end(self, scene: Scene, violation: Violation) -> None:
         """End it with something that must not be; raises ConnectionFailed when there is another reason for what was seen."""
-        if all(found.kind in DOUBTFUL for found in (violation, *scene.checker.violations)):
-            scene.lake.look()
-            look_around(scene.folder, self._uri, self._killed_for_memory)
         self.report.during = ", ".join([self.report.during, *self._dealt])
-        self.report.violations = [violation]
-        scene.checker.check()  # what a run did wrong may have left its traces
+        try:
+            scene.checker.check()  # what a run did wrong may have left its traces
+            if all(found.kind in DOUBTFUL for found in (violation, *scene.checker.violations)):
+                scene.lake.look()
+                look_around(scene.folder, self._uri, self._killed_for_memory)
+        except BaseException:
+            self._part(scene, violation)
+            raise
         self.report.violations = list(dict.fromkeys([violation, *scene.checker.violations]))
 
     def _clear(self, scene: Scene) -> None:
@@ -342,9 +344,6 @@ class Prove:
         """Make the choices of one thing: each has its own, so that what time decides here changes nothing there."""
         return Random("/".join(map(str, (self._seed, *what))))  # noqa: S311 — repeatable, not secret
 
-    def _lateness(self) -> float:
-        return self._late.choice(_LATE)
-
     # ── time and numbers ───────────────────────────────────────────────────────────────────
     def _over(self) -> bool:
         """Say whether to stop: the time is up and nothing is missing, or all patience is spent."""
@@ -375,20 +374,25 @@ class Prove:
 
 
 def _is_late(strike: Strike) -> bool:
-    return FAULTS[strike.fault].catalog == "late"
+    return named(strike.fault).catalog == "late"
 
 
 def _came(strike: Strike) -> bool:
-    """Say whether the catalog got a request as the fault says, and applied it unless that comes late; which may be never."""
-    match FAULTS[strike.fault].catalog:
-        case "never":
-            return True
-        case "late":
-            return bool(strike.answers)
-        case "once" | "twice":
-            return strike.applied
+    """Say whether the catalog got a request as the fault says: not at all; after the next one, and refused it; else it applied it."""
+    fault = named(strike.fault)
+    if fault.catalog == "never":
+        return True
+    if fault.until == "after next":
+        return bool(strike.answers) and not strike.applied
+    return strike.applied
 
 
 def _about(name: str) -> str:
-    fault = FAULTS[name]
-    return f"a commit reaches the catalog {fault.catalog}, and its client gets: {fault.client}"
+    fault = named(name)
+    when = {
+        "released": fault.catalog,
+        "before look": "late, before its client has looked what came of it",
+        "before next": "late, before its client sends it again",
+        "after next": "late, after the next one, and is refused",
+    }[fault.until]
+    return f"a commit reaches the catalog {when}, and its client gets: {fault.client}"

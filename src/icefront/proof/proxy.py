@@ -21,6 +21,14 @@
 | `503-before`, `503-after` | never, once | 503 with Retry-After, a gateway's page |
 | `504-before`, `504-after` | never, once | 504, a gateway's page |
 
+Late by themselves, as soon as somebody asks for the same table again:
+
+| fault | the catalog gets the request | the client gets |
+|---|---|---|
+| `late-before-look` | right before the next load of its table, or commit to it | its connection closed, at once |
+| `late-before-next` | right before the next commit to its table | 504, at once |
+| `late-after-next` | right after the next commit to its table | its connection closed, at once |
+
     with FaultProxy(catalog_uri) as proxy:
         proxy.arm("lost", nth=3)                      # the third commit from now on
         proxy.arm("503-before", where=loads)          # the next load of a table
@@ -38,7 +46,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
@@ -62,6 +70,8 @@ class Fault:
     name: str
     catalog: Literal["never", "once", "twice", "late"]
     client: Literal["first", "second", "closed", "reset", "truncated", "slow", "silent"] | int
+    until: Literal["released", "before look", "before next", "after next"] = "released"
+    """What a late request waits for."""
 
 
 def _faults() -> Iterator[Fault]:
@@ -81,8 +91,17 @@ def _faults() -> Iterator[Fault]:
 
 
 FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _faults()}
-# A client without a timeout would wait for ever.
-RANDOM_FAULTS = tuple(name for name in FAULTS if name != "silent")
+LATE: Mapping[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("late-before-look", "late", "closed", "before look"),
+        Fault("late-before-next", "late", 504, "before next"),
+        Fault("late-after-next", "late", "closed", "after next"),
+    )
+}
+"""Those that come late by themselves."""
+RANDOM_FAULTS = (*(name for name, fault in FAULTS.items() if fault.catalog != "late"), *LATE)
+"""Those that need nobody who releases them."""
 
 
 # ── requests ───────────────────────────────────────────────────────────────────────────────
@@ -161,17 +180,16 @@ class _Chance:
 
 # ── the proxy ──────────────────────────────────────────────────────────────────────────────
 class FaultProxy:
-    """Listens on a free loopback port in front of `upstream`. With `late`, late requests go out after as many seconds as it says each time.
+    """Listens on a free loopback port in front of `upstream`.
 
     Between two pieces of a slow answer `pause` seconds pass: it does harm once a client waits for less.
     """
 
-    def __init__(self, upstream: str, *, late: Callable[[], float] | None = None, pause: float = 0.02) -> None:
+    def __init__(self, upstream: str, *, pause: float = 0.02) -> None:
         self.struck: Counter[str] = Counter()
         self.strikes: list[Strike] = []
         self.pause = pause
         self._upstream = urlsplit(upstream)
-        self._late = late
         self._lock = threading.Lock()
         self._armed: list[_Armed] = []
         self._chance: _Chance | None = None
@@ -204,12 +222,12 @@ class FaultProxy:
     def arm(self, fault: str, *, nth: int = 1, times: int = 1, where: Where = commits) -> None:
         """Strike the nth request from now on that `where` picks, and the next ones up to `times` in all."""
         with self._lock:
-            self._armed.append(_Armed(_named(fault), where, nth - 1, times))
+            self._armed.append(_Armed(named(fault), where, nth - 1, times))
 
     def randomly(self, rng: Random, share: float, faults: Sequence[str] = RANDOM_FAULTS, where: Where = commits) -> None:
         """Strike this share of the requests that `where` picks, by chance; the same seed makes the same choices."""
         with self._lock:
-            self._chance = _Chance(rng, share, [_named(name) for name in faults], where)
+            self._chance = _Chance(rng, share, [named(name) for name in faults], where)
 
     def disarm(self) -> None:
         """Strike no more, and drop what is still held back. Afterwards no request is on its way, unless a client has sent one since."""
@@ -240,14 +258,16 @@ class FaultProxy:
                 self._forward(strike)
             released += held
 
-    def _arrive(self, late: Strike) -> None:
-        """Send one request whose time has come, unless it was released or dropped."""
-        with self._busy():
-            with self._lock:
-                left = [strike for strike in self._held if strike is not late]
-                dropped, self._held = len(left) == len(self._held), left
-            if not dropped:
-                self._forward(late)
+    def _due(self, request: Request, untils: Collection[str]) -> Sequence[Strike]:
+        """Take those of the late requests to the same table that have waited for this one."""
+
+        def has_waited(late: Strike) -> bool:
+            return named(late.fault).until in untils and _table(late.request) == _table(request)
+
+        with self._lock:
+            due = [late for late in self._held if has_waited(late)]
+            self._held = [late for late in self._held if not has_waited(late)]
+        return due
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -271,6 +291,9 @@ class FaultProxy:
         """Answer one request of a client, or strike it."""
         # Not while the client is answered: one that is paused may not read.
         with self._busy():
+            for late in self._due(request, _ends_before(request)):
+                self._forward(late)
+            after = self._due(request, {"after next"} if commits(request) else ())
             fault = self._choose(request)
             if fault is None:
                 answers: Sequence[Answer] = [self.send(request)]
@@ -281,6 +304,8 @@ class FaultProxy:
                     self.struck[fault.name] += 1
                     released = self._released
                 answers = self._reach(strike, fault)
+            for late in after:
+                self._forward(late)
         if fault is None:
             client.answer(answers[0])
         else:
@@ -307,10 +332,6 @@ class FaultProxy:
             case "late":
                 with self._lock:
                     self._held.append(strike)
-                if self._late is not None:
-                    timer = threading.Timer(self._late(), self._arrive, [strike])
-                    timer.daemon = True
-                    timer.start()
                 return []
 
     def _reply(self, client: _Client, fault: Fault, answers: Sequence[Answer], released: threading.Event) -> None:
@@ -352,10 +373,23 @@ class FaultProxy:
             connection.close()
 
 
-def _named(fault: str) -> Fault:
-    if fault not in FAULTS:
-        raise ValueError(f"unknown fault {fault!r}; there are {', '.join(FAULTS)}")
-    return FAULTS[fault]
+def named(fault: str) -> Fault:
+    """Return the fault of this name."""
+    found = FAULTS.get(fault) or LATE.get(fault)
+    if found is None:
+        raise ValueError(f"unknown fault {fault!r}; there are {', '.join([*FAULTS, *LATE])}")
+    return found
+
+
+def _ends_before(request: Request) -> Collection[str]:
+    """Say which waits of late requests end right before this one is sent on."""
+    if commits(request):
+        return {"before look", "before next"}
+    return {"before look"} if loads(request) else ()
+
+
+def _table(request: Request) -> str:
+    return request.path.partition("?")[0]
 
 
 def _error(status: int) -> Answer:

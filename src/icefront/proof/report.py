@@ -43,6 +43,8 @@ class Report:
     late: Counter[bool] = field(default_factory=Counter)
     """How many requests came late to the catalog, and were applied then or refused."""
     violations: list[Violation] = field(default_factory=list)
+    doubtful: list[Violation] = field(default_factory=list)
+    """What must not be either, and may have another reason than the table: what ended the proof."""
     during: str = ""
     """The life that is being played, or in which something was found."""
     engines: list[str] = field(default_factory=list)
@@ -98,7 +100,8 @@ class Report:
             "not_struck_enough": list(self.missing),
             "failpoints": dict(sorted(self.places.items())),
             "violations": [violation.to_dict() for violation in self.violations],
-            "found_during": self.during if self.violations else None,
+            "doubtful": [violation.to_dict() for violation in self.doubtful],
+            "found_during": self.during if self.violations or self.doubtful else None,
         }
 
 

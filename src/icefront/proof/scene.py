@@ -38,7 +38,7 @@ from icefront.proof.checker import Checker, Kind, Subject, Violation, staged_not
 from icefront.proof.failpoints import ENVIRONMENT
 from icefront.proof.harness import FENCED, PROGRAM, TELLING, Begin, Driver, Project, Unexpected, executed, released, wait_until
 from icefront.proof.oracle import Row, replay
-from icefront.proof.proxy import FaultProxy
+from icefront.proof.proxy import FaultProxy, Request, Strike
 from icefront.proof.sessions import processes
 from icefront.proof.trouble import load
 from icefront.testing.feeds import FeedTable
@@ -66,7 +66,7 @@ ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
 """Steps that a run may take only once; it takes the others for each of at least `PERIODS` epochs."""
 PERIODS = 4
 RETRIES = 5
-"""So many strikes every commit must survive (`commit.retries`)."""
+"""So many strikes at one and the same commit every run must survive (`commit.retries`)."""
 _OFTEN = {"settle": {"files": 3, "every": "1s"}, "compact": {"files": 6, "every": "5s"}, "expire": "off"}
 TABLES: Sequence[tuple[object, str]] = (("off", "immediate"), (_OFTEN, "settled"), (_OFTEN, "immediate"), ("off", "settled"))
 """Of half of the tables the runs do the upkeep too, as often as they can; expiry comes as a blow. Every second one never gets an
@@ -204,7 +204,7 @@ class Scene:
         self._partitionings = cycle(PARTITIONINGS)
         self._copies: list[Path] = []
         self._left_as: dict[Driver, str] = {}
-        self._survives: dict[Driver, int] = {}
+        self._struck_before: dict[Driver, int] = {}
         self._upkeep: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -344,14 +344,19 @@ class Scene:
             # JVMs that are killed leave libraries and blocks behind.
             "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={quote(str(self.folder))}".strip(),
         }
-        survives = self._struck() + RETRIES
+        before = len(self._strikes())
         driver = Driver(command, self.folder, environment, self.by)
         self._drivers.append(driver)
-        self._survives[driver] = survives
+        self._struck_before[driver] = before
         return driver
 
-    def _struck(self) -> int:
-        return len(self.lake.proxy.strikes) if self.lake.proxy else 0
+    def _strikes(self) -> Sequence[Strike]:
+        return self.lake.proxy.strikes if self.lake.proxy else ()
+
+    def _most_struck(self, driver: Driver) -> int:
+        """Count the strikes at that commit which was struck most often since a run began: each says what mark it would leave."""
+        strikes = self._strikes()[self._struck_before.get(driver, 0) :]
+        return max(Counter(_marks(strike.request) for strike in strikes).values(), default=0)
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
         """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
@@ -448,7 +453,7 @@ class Scene:
         self.check()
 
     def expect(self, driver: Driver, *codes: int) -> None:
-        """Wait for a run's end, which must be one of these; raises Cut when it lost the catalog, struck more often than it must survive."""
+        """Wait for a run's end, which must be one of these; raises Cut when it lost the catalog, and a commit was struck too often."""
         try:
             code = driver.wait()
         except Unexpected:
@@ -457,7 +462,7 @@ class Scene:
             ) from None
         if code in codes:
             return
-        if code == ConnectionFailed.exit_code and self._struck() > self._survives.get(driver, 0):
+        if code == ConnectionFailed.exit_code and self._most_struck(driver) > RETRIES:
             raise Cut(f"{self.named(driver)} could not reach the catalog")
         raise Broken(Violation("exit", self.named(driver), f"an end with {_codes(codes)}", f"{code}; {_end(driver)}"))
 
@@ -544,6 +549,14 @@ class Scene:
 def said(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the summary of a snapshot, without its operation."""
     return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def _marks(request: Request) -> str:
+    """Return what a commit says of marks; nothing where it leaves none, as in a creation."""
+    updates = json.loads(request.body or b"{}").get("updates", ())
+    return "".join(
+        json.dumps(update, sort_keys=True) for update in updates if "icefront.mark." in json.dumps(update.get("updates", ""))
+    )
 
 
 def _released(logs: Sequence[str]) -> Sequence[str]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from requests import ConnectionError as NoConnection
 from requests import Session, Timeout
 from requests.adapters import HTTPAdapter
@@ -30,12 +35,13 @@ _SPENT = {
     errno.EAGAIN: "processes or memory",
     errno.ENOMEM: "memory",
 }
+_ONE = pa.table({"id": [1]})
 _FULL_DISK = ("No space left on device", "disk is full", "SQLITE_FULL", "Disk quota exceeded")
 
 
 def trouble_of(error: BaseException) -> ConnectionFailed | None:
     """Say what an error tells about the machine or the way to the catalog; None when it may be the table's."""
-    for cause in _chain(error):
+    for cause in causes(error):
         if (isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}) or _says_full(str(cause)):
             return _no_room(str(cause))
         if isinstance(cause, OSError) and cause.errno in _SPENT:
@@ -78,6 +84,55 @@ def reach(uri: str) -> None:
     except Exception as error:
         fact = f"the catalog at {uri} cannot be used: {_short(error)}"
         raise ConnectionFailed(fact, "start it, or name another one; it must need no token and no warehouse") from error
+
+
+def try_out(uri: str) -> None:
+    """Make a small table in a REST catalog and remove it again: its files have to lie here, for that is where they are planted and lost.
+
+    Raises ConfigError when they lie elsewhere, and ConnectionFailed when the catalog does not let us try.
+    """
+    name = f"prove_{uuid4().hex[:12]}"
+    try:
+        elsewhere = _elsewhere(load("prove", type="rest", uri=uri), name)
+    except Exception as error:
+        fact = f"no table could be made, written and removed in namespace {name} of the catalog at {uri}: {_short(error)}"
+        raise ConnectionFailed(
+            fact,
+            "see what its log says, and whether its warehouse is a folder that is yours to write to; or name another catalog",
+        ) from error
+    if elsewhere:
+        raise ConfigError(
+            f"a table's files have to lie in a folder of this machine, and the catalog at {uri} has them at {elsewhere}",
+            "name a catalog whose warehouse is a folder of this machine, under the same path there as here",
+        )
+
+
+def _elsewhere(catalog: Catalog, name: str) -> str:
+    """Say where a new table's files lie; nothing when they lie here. What is made for that is removed, however it ends."""
+    with ExitStack() as stack:
+        stack.callback(_unless_gone, catalog.drop_namespace, name)
+        catalog.create_namespace(name)
+        stack.callback(_unless_gone, catalog.purge_table, f"{name}.one")
+        table = catalog.create_table(f"{name}.one", _ONE.schema)
+        # Before anything is written: a storage that is not here may keep us waiting.
+        for place in (table.metadata_location, table.location_provider().new_data_location("one.parquet")):
+            if not is_local(place):
+                return place
+        if not Path(urlsplit(table.metadata_location).path).is_file():
+            return f"{table.metadata_location}, where there is no file here"
+        table.append(_ONE)
+        files = [table.metadata_location, *(task.file.file_path for task in table.scan().plan_files())]
+        return next((f"{file}, where there is no file here" for file in files if not Path(urlsplit(file).path).is_file()), "")
+
+
+def _unless_gone(drop: Callable[[str], None], name: str) -> None:
+    with suppress(NoSuchTableError, NoSuchNamespaceError):
+        drop(name)
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is one of this machine's file system, there or not."""
+    return urlsplit(path).scheme in {"", "file"}
 
 
 def check_room(folder: Path, wanted: int = ROOM) -> None:
@@ -138,7 +193,8 @@ def _says_full(text: str) -> bool:
     return any(sign in text for sign in _FULL_DISK)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Walk from an error to what it came from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
