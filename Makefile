@@ -33,7 +33,7 @@ bench: setup ## measure throughput and latency on this machine
 
 prove: setup ## random faults against real processes for MINUTES (3), with SEED to repeat, CATALOG=rest for a REST catalog behind a fault proxy
 	@$(if $(filter rest,$(CATALOG)),$(BIN)/python -m tests.servers.rest) $(BIN)/icefront prove $(if $(MINUTES),--minutes $(MINUTES)) \
-	  $(if $(SEED),--seed $(SEED)) $(if $(filter rest,$(CATALOG)),--catalog rest --uri URI)
+	  $(if $(SEED),--seed $(SEED)) $(if $(CATALOG),--catalog $(CATALOG)) $(if $(filter rest,$(CATALOG)),--uri URI)
 
 docs: setup ## check that every link in the documentation leads somewhere
 	@$(BIN)/python scripts/check-docs

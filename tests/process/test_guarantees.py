@@ -21,6 +21,7 @@ CONTROLS = {
     "test_a_test_that_only_says_so_throws_no_switch",
     "test_without_sabotage_the_same_faults_are_survived",
     "test_which_requests_the_client_repeats_by_itself",
+    "test_a_commit_is_known_in_all_its_repetitions_and_told_from_others",
 }
 ROWS: Mapping[str, Sequence[str]] = {
     # the process and its parts

@@ -22,6 +22,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from icefront.cli.proving import Screen
+from icefront.proof.checker import Violation
 from icefront.proof.failpoints import OF_A_RUN, OF_UPKEEP
 from icefront.proof.faults import FIRST
 from icefront.proof.harness import PROGRAM, wait_until
@@ -125,7 +126,7 @@ def survives(folder: Path, kinds: set[str], *arguments: str) -> Mapping[str, Any
     assert report["violations"] == report["not_struck_enough"] == []
     assert report["faults"].keys() == kinds
     assert all(report["faults"].values())
-    assert sum(report["lives_cut_short"].values()) <= report["lives"] / 10, report["lives_cut_short"]
+    assert sum(report["lives_cut_short"].values()) <= 2, report["lives_cut_short"]
     assert report["snapshots_checked"] >= report["epochs"] > 20  # settles are looked at too
     assert [engine.partition(" ")[0] for engine in report["engines"]] == ["Spark", "DataFusion"]
     assert not list(folder.glob("icefront-prove-*"))
@@ -184,15 +185,16 @@ def test_a_broken_protocol_makes_it_red_and_its_folder_is_kept(folder: Path) -> 
 @pytest.mark.parametrize(
     ("switch", "seed", "life", "seen"),
     [
-        ("fence-off", 48, "zombie", {"gap", "epoch-twice", "rows"}),
-        ("writer-unchecked", 48, "zombie", {"writer", "exit"}),
-        ("release-before-publish", 5, "killed-before-commit", {"released"}),
+        ("fence-off", 48, "zombie", r"^(gap|epoch-twice|rows): "),
+        ("writer-unchecked", 48, "zombie", r"^writer: |^exit: .*: expected an end with 4, found [05];"),
+        ("release-before-publish", 5, "killed-before-commit", "^released: "),
     ],
 )
 def test_what_else_is_broken_makes_it_red_where_a_life_shows_it(
-    folder: Path, switch: str, seed: int, life: str, seen: set[str]
+    folder: Path, switch: str, seed: int, life: str, seen: str
 ) -> None:
-    assert {violation["kind"] for violation in sabotaged(folder, switch, seed=seed, life=life)} & seen
+    violations = sabotaged(folder, switch, seed=seed, life=life)
+    assert any(re.search(seen, str(Violation(**violation))) for violation in violations), violations
 
 
 def test_ctrl_c_ends_it_with_the_report_and_leaves_nothing_behind(folder: Path) -> None:

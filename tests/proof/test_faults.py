@@ -18,7 +18,7 @@ import pytest
 from icefront.proof import faults
 from icefront.proof.harness import FENCED, UNREACHABLE, Process, executed, wait_until
 from icefront.proof.proxy import FaultProxy, Request, Strike
-from icefront.proof.scene import Broken, Cut, Lake, Scene
+from icefront.proof.scene import Broken, Cut, Lake, Scene, commit_of
 from icefront.proof.sessions import kill_session
 
 ICEBERG = "org.apache.iceberg.exceptions"
@@ -323,12 +323,26 @@ def test_one_that_is_refused_a_moment_later_did_not_go_on(stage: Scene, monkeypa
     assert refused.code == FENCED
 
 
-def commit(mark: str) -> Request:
-    updates = [
-        {"action": "add-snapshot", "snapshot": {"summary": {"added": "1"}}},
-        {"action": "set-properties", "updates": {"icefront.mark.orders": mark}},
-    ]
+def commit(epoch: str, writer: str = "mine#1", **more: str) -> Request:
+    summary = {"icefront.writer": writer, "icefront.epoch-id": epoch, **{f"icefront.{name}": text for name, text in more.items()}}
+    updates = [{"action": "add-snapshot", "snapshot": {"summary": summary}}, {"action": "set-snapshot-ref"}]
     return Request("POST", "/v1/namespaces/n/tables/t", {}, json.dumps({"updates": updates}).encode())
+
+
+def test_a_claim_is_known_by_its_writer_and_upkeep_ends_no_run() -> None:
+    assert commit_of(commit("a", claim="true")) == commit_of(commit("b", "mine#2", claim="true"))
+    assert commit_of(commit("a", claim="true")) != commit_of(commit("a", "other#1", claim="true"))
+    assert len({commit_of(commit("a")), commit_of(commit("b")), commit_of(commit("b", claim="true", change="schema"))}) == 3
+    assert commit_of(commit("a", upkeep="settle")) == commit_of(Request("POST", "/", {}, b"")) == ""
+
+
+def test_what_ends_no_run_excuses_none_however_often_it_is_struck(stage: Scene) -> None:
+    proxy = stage.lake.proxy = FaultProxy("http://127.0.0.1:9")
+    stage.by = lambda _command, *rest: executed(["sh", "-c", f"exit {UNREACHABLE}"], *rest)
+    with stage.launch({}) as run:
+        proxy.strikes += [Strike("500-before", commit("a", upkeep="settle"))] * 9
+        with pytest.raises(Broken, match="expected an end with 4, found 3"):
+            stage.expect(run, FENCED)
 
 
 @pytest.mark.parametrize(("struck", "others", "allowed"), [(0, 0, False), (5, 9, False), (6, 0, True)])
@@ -338,10 +352,10 @@ def test_a_run_that_lost_the_catalog_is_cut_short_only_where_one_commit_was_stru
     """What was struck before it began does not count, nor what struck other commits."""
     proxy = stage.lake.proxy = FaultProxy("http://127.0.0.1:9")
     stage.by = lambda _command, *rest: executed(["sh", "-c", f"exit {UNREACHABLE}"], *rest)
-    strikes = [Strike("500-before", commit("mine"))] * struck
-    proxy.strikes += [Strike("500-before", commit("mine"))] * 3
+    strikes = [Strike("500-before", commit("a"))] * struck
+    proxy.strikes += [Strike("500-before", commit("a"))] * 3
     with stage.launch({}) as run:
-        proxy.strikes += strikes + [Strike("500-before", commit(f"other {number}")) for number in range(others)]
+        proxy.strikes += strikes + [Strike("500-before", commit(f"b{number}")) for number in range(others)]
         with pytest.raises(Cut if allowed else Broken, match=r"could not reach the catalog|expected an end with 4, found 3"):
             stage.expect(run, FENCED)
         stage.expect(run, UNREACHABLE)

@@ -188,6 +188,9 @@ def test_a_file_that_is_gone_is_a_violation_though_the_system_has_killed_for_mem
     done = proves(Broken(UNREAD))
     assert exit_code(done) == 7
     assert REMOVED in done.violations
+    assert (UNREAD in done.doubtful) == (error is not None), (
+        "told as a violation beside the other, unless something else ended the look"
+    )
     assert {*done.violations, *done.doubtful} == {UNREAD, REMOVED}
 
 

@@ -16,6 +16,7 @@ from icefront.iceberg.java import Change, Unanswered
 from icefront.iceberg.partitions import PartitionField
 from icefront.proof.harness import wait_until
 from icefront.proof.proxy import FAULTS, FaultProxy, Where, commits, loads
+from icefront.proof.scene import commit_of
 from tests import sabotage
 from tests.rest.channel import Channel, applied, note_requests, release_before_looking
 
@@ -78,6 +79,21 @@ def test_a_partitioning_change_and_a_settled_epoch_happen_once_whatever_the_faul
     assert last.summary is not None
     assert last.summary["total-equality-deletes"] == "0"
     table.check()
+
+
+def test_a_commit_is_known_in_all_its_repetitions_and_told_from_others(proxy: FaultProxy, channel: Channels) -> None:
+    """By that `prove` tells a run that gave up too soon from one that was struck too often."""
+    table = channel()
+    proxy.arm("502-before", times=2)
+    assert table.sink.target, "made"
+    for changes in (None, {1: "a"}, {1: "b"}, {}):
+        proxy.arm("502-before", times=2)
+        table.claim() if changes is None else table.publish(changes)
+    proxy.arm("502-before", times=2)
+    assert "new" in table.sink.prepare([Wish("new", "long", "f:1")]).column_names
+    commits = [commit_of(strike.request) for strike in proxy.strikes]
+    assert commits[::2] == commits[1::2]
+    assert len({*commits, ""}) == len(commits) // 2 + 1
 
 
 @pytest.mark.parametrize("fault", LANDED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,24 +102,41 @@ def _variable(key: str) -> str:
 
 
 def main(*command: str) -> int:
-    """Start a catalog and keep it until Ctrl-C, having printed its address; or for as long as a command takes, whose exit code this is."""
+    """Start a catalog and keep it until Ctrl-C, having printed its address; or for as long as a command takes, whose exit code this is.
+
+    Its folder goes with it, unless the command ends with another code than 0: then somebody may want to look into it.
+    """
     # Asked to be terminated we leave the way Ctrl-C does: with the server and its folder.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="icefront-rest-") as folder, RestCatalog(Path(folder)) as server:
-        if command:
-            return _run([server.uri if word == "URI" else word for word in command])
-        sys.stdout.write(f"{server.uri}\n")
-        sys.stdout.flush()
-        sys.stderr.write(f"its tables and its log are in {folder} until Ctrl-C\n")
-        with suppress(KeyboardInterrupt):
-            signal.pause()
-    return 0
+    folder = Path(tempfile.mkdtemp(prefix="icefront-rest-"))
+    code = 0
+    try:
+        with RestCatalog(folder) as server:
+            if command:
+                code = _run([server.uri if word == "URI" else word for word in command])
+            else:
+                _keep(server)
+    finally:
+        if code:
+            sys.stderr.write(f"the catalog's tables and its log stay in {folder}\n")
+        else:
+            shutil.rmtree(folder)
+    return code
+
+
+def _keep(server: RestCatalog) -> None:
+    sys.stdout.write(f"{server.uri}\n")
+    sys.stdout.flush()
+    sys.stderr.write(f"its tables and its log are in {server.folder} until Ctrl-C\n")
+    with suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run a command to its end. Ctrl-C is the command's business, which has its own to do then; SIGTERM is passed on."""
+    """Run a command to its end. Ctrl-C and a closed terminal are the command's business, which has its own to do then; SIGTERM is passed on."""
     with subprocess.Popen(command) as process:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         while True:
             try:
                 return process.wait()

@@ -33,6 +33,11 @@ def mistaken() -> None:
     raise PySparkValueError(errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": str(lost)}) from lost
 
 
+def stopped() -> None:
+    """Fail the way a job does when Java has ended before its result is fetched."""
+    raise Stopped("Spark could not write the epoch: CANNOT_OPEN_SOCKET", "run again") from ConnectionRefusedError()
+
+
 def raising(error: Exception) -> Any:
     def act() -> None:
         raise error
@@ -40,7 +45,7 @@ def raising(error: Exception) -> Any:
     return act
 
 
-@pytest.mark.parametrize("act", [mistaken, raising(Py4JNetworkError("gone")), raising(ConnectionRefusedError())])
+@pytest.mark.parametrize("act", [mistaken, stopped, raising(Py4JNetworkError("gone")), raising(ConnectionRefusedError())])
 def test_a_jvm_that_ended_is_named_whatever_pyspark_makes_of_it(dead: Any, act: Any) -> None:
     with pytest.raises(ConnectionFailed, match=r"the JVM that Spark runs in has ended \(exit 9\)"), living(dead):
         act()

@@ -32,7 +32,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus, ManifestFile
@@ -42,7 +41,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from icefront.proof.logs import early_releases
 from icefront.proof.oracle import Difference, Key, Row, compare
-from icefront.proof.trouble import causes, is_local, trouble_of
+from icefront.proof.trouble import ONE, is_local, trouble_of
 
 At = tuple[int, int]
 FOREIGN = 10**15
@@ -51,7 +50,6 @@ FOREIGN_ROWS = "foreign.rows"
 FOREIGN_REMOVED = "foreign.removed"
 """The same for those keys of its own that it deletes again."""
 _SHOWN = 3
-_ONE = pa.table({"id": [1]})
 
 
 class Kind(StrEnum):
@@ -164,7 +162,7 @@ class Checker:
         before = len(self.violations)
         self._troubles.clear()
         self._read_notes()
-        for violation in chain(_early(logs), self._found(released)):
+        for violation in chain(self._guarded(_early(logs), "the logs of the runs"), self._found(released)):
             if violation not in self.violations:
                 self.violations.append(violation)
         if self._troubles:
@@ -186,6 +184,9 @@ class Checker:
     def _found(self, released: Iterable[str]) -> Iterator[Violation]:
         try:
             table = self.subject.load()
+        except FileNotFoundError as error:
+            yield Violation(Kind.REMOVED, "the table", "the metadata file that its catalog names", str(error))
+            return
         except Exception as error:  # noqa: BLE001 — whatever keeps it from being loaded is what is to be told
             yield from self._failed(error)
             return
@@ -195,21 +196,21 @@ class Checker:
             yield from self._guarded(self._log(table))
         elif self._head is not None:
             yield Violation(Kind.REMOVED, "the table", f"one with snapshot {self._head}", "no table")
-        yield from self._released(released)
+        yield from self._guarded(self._released(released), "the logs of the runs")
 
-    def _guarded(self, look: Iterator[Violation]) -> Iterator[Violation]:
+    def _guarded(self, look: Iterator[Violation], what: str = "") -> Iterator[Violation]:
         """Look at one thing by itself: that it cannot be looked at is one more thing to tell, and hides nothing of the others."""
         try:
             yield from look
         except Exception as error:  # noqa: BLE001 — as above
-            yield from self._failed(error)
+            yield from self._failed(error, what)
 
-    def _failed(self, error: Exception) -> Iterator[Violation]:
+    def _failed(self, error: Exception, what: str = "") -> Iterator[Violation]:
         """Tell what a look that failed says about the table; what is not the table's is kept until the others are done."""
         if trouble_of(error) is not None:
             self._troubles.append(error)
         else:
-            yield _no_look(error, f"the table at snapshot {self._head}")
+            yield _no_look(error, what or f"the table at snapshot {self._head}")
 
     # ── notes ──────────────────────────────────────────────────────────────────────────────
     def _read_notes(self) -> None:
@@ -494,11 +495,9 @@ def _claim(where: str, said: Mapping[str, str], frontier: At, before: _Passed) -
 
 
 def _no_look(error: Exception, where: str) -> Violation:
-    """Say what it means that something cannot be looked at; a file that is not there is gone, whatever else may be wrong here."""
+    """Say that something cannot be looked at. Files that are gone are named one by one, by another look."""
     said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    if any(isinstance(cause, FileNotFoundError) for cause in causes(error)):
-        return Violation(Kind.REMOVED, where, "all files that it names", said)
-    return Violation(Kind.UNREADABLE, where, "a table that can be read", said)
+    return Violation(Kind.UNREADABLE, where, "what can be read", said)
 
 
 def look_at(io: FileIO, path: str) -> Sight | None:
@@ -587,14 +586,14 @@ def second_engine() -> Engine:
         with TemporaryDirectory() as folder:
             catalog = InMemoryCatalog("tried", warehouse=f"file://{folder}")
             catalog.create_namespace("t")
-            table = catalog.create_table("t.one", _ONE.schema)
-            table.append(_ONE)
+            table = catalog.create_table("t.one", ONE.schema)
+            table.append(ONE)
             found = list(by_datafusion(table))
             name = f"DataFusion {metadata.version('datafusion')}"
     except Exception as error:  # noqa: BLE001 — whatever hinders it is what is to be told
         return Engine(why_not=" ".join(f"datafusion cannot be used: {type(error).__name__}: {error}".split())[:300])
     return (
         Engine(name)
-        if found == _ONE.to_pylist()
-        else Engine(why_not=f"datafusion reads {found} from a table with {_ONE.to_pylist()}")
+        if found == ONE.to_pylist()
+        else Engine(why_not=f"datafusion reads {found} from a table with {ONE.to_pylist()}")
     )

@@ -574,10 +574,7 @@ def _orphans(scene: Scene) -> bool:
     table = scene.load()
     if table is None or scene.checker.frontier == (0, 0):
         return False
-    place = urlsplit(table.location())
-    if place.scheme not in {"", "file"}:
-        return False  # a file can be made to look old in a folder alone
-    orphan = Path(place.path, "data", f"lost-{scene.rng.getrandbits(32):08x}.parquet")
+    orphan = Path(urlsplit(table.location()).path, "data", f"lost-{scene.rng.getrandbits(32):08x}.parquet")
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_bytes(scene.rng.randbytes(_PAGE))
     now = time.time()

@@ -21,7 +21,7 @@
 | `503-before`, `503-after` | never, once | 503 with Retry-After, a gateway's page |
 | `504-before`, `504-after` | never, once | 504, a gateway's page |
 
-Late by themselves, as soon as somebody asks for the same table again:
+Late by themselves, by what is asked of the same table next:
 
 | fault | the catalog gets the request | the client gets |
 |---|---|---|

@@ -354,9 +354,9 @@ class Scene:
         return self.lake.proxy.strikes if self.lake.proxy else ()
 
     def _most_struck(self, driver: Driver) -> int:
-        """Count the strikes at that commit which was struck most often since a run began: each says what mark it would leave."""
-        strikes = self._strikes()[self._struck_before.get(driver, 0) :]
-        return max(Counter(_marks(strike.request) for strike in strikes).values(), default=0)
+        """Count the strikes at that commit which was struck most often since a run began."""
+        struck = Counter(commit_of(strike.request) for strike in self._strikes()[self._struck_before.get(driver, 0) :])
+        return max((times for commit, times in struck.items() if commit), default=0)
 
     def begin(self, armed: Mapping[str, str], *arguments: str, stops: int = 2) -> Driver:
         """Start a run with work to do that stops after its claim, before its first look at the feed, and at a few places more."""
@@ -551,12 +551,20 @@ def said(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary else {}
 
 
-def _marks(request: Request) -> str:
-    """Return what a commit says of marks; nothing where it leaves none, as in a creation."""
-    updates = json.loads(request.body or b"{}").get("updates", ())
-    return "".join(
-        json.dumps(update, sort_keys=True) for update in updates if "icefront.mark." in json.dumps(update.get("updates", ""))
-    )
+def commit_of(request: Request) -> str:
+    """Name the commit that a request sends, the same in all its repetitions; nothing of one that ends no run when it fails.
+
+    Upkeep is such a one. A claim is known by its writer alone: how far it gets depends on others.
+    """
+    body = json.loads(request.body or b"{}")
+    if any(requirement.get("type") == "assert-create" for requirement in body.get("requirements", ())):
+        return "creation"
+    snapshots = (update["snapshot"] for update in body.get("updates", ()) if "snapshot" in update)
+    said: Mapping[str, str] = next((snapshot["summary"] for snapshot in snapshots), {})
+    if "icefront.writer" not in said or "icefront.upkeep" in said:
+        return ""
+    writer, change = said["icefront.writer"].partition("#")[0], said.get("icefront.change", "")
+    return f"{writer} claims" if "icefront.claim" in said and not change else f"{writer} {change} {said['icefront.epoch-id']}"
 
 
 def _released(logs: Sequence[str]) -> Sequence[str]:

@@ -35,13 +35,14 @@ _SPENT = {
     errno.EAGAIN: "processes or memory",
     errno.ENOMEM: "memory",
 }
-_ONE = pa.table({"id": [1]})
+ONE = pa.table({"id": [1]})
+"""The rows of a small table that something is tried on."""
 _FULL_DISK = ("No space left on device", "disk is full", "SQLITE_FULL", "Disk quota exceeded")
 
 
 def trouble_of(error: BaseException) -> ConnectionFailed | None:
     """Say what an error tells about the machine or the way to the catalog; None when it may be the table's."""
-    for cause in causes(error):
+    for cause in _chain(error):
         if (isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}) or _says_full(str(cause)):
             return _no_room(str(cause))
         if isinstance(cause, OSError) and cause.errno in _SPENT:
@@ -113,14 +114,14 @@ def _elsewhere(catalog: Catalog, name: str) -> str:
         stack.callback(_unless_gone, catalog.drop_namespace, name)
         catalog.create_namespace(name)
         stack.callback(_unless_gone, catalog.purge_table, f"{name}.one")
-        table = catalog.create_table(f"{name}.one", _ONE.schema)
+        table = catalog.create_table(f"{name}.one", ONE.schema)
         # Before anything is written: a storage that is not here may keep us waiting.
         for place in (table.metadata_location, table.location_provider().new_data_location("one.parquet")):
             if not is_local(place):
                 return place
         if not Path(urlsplit(table.metadata_location).path).is_file():
             return f"{table.metadata_location}, where there is no file here"
-        table.append(_ONE)
+        table.append(ONE)
         files = [table.metadata_location, *(task.file.file_path for task in table.scan().plan_files())]
         return next((f"{file}, where there is no file here" for file in files if not Path(urlsplit(file).path).is_file()), "")
 
@@ -193,7 +194,7 @@ def _says_full(text: str) -> bool:
     return any(sign in text for sign in _FULL_DISK)
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Walk from an error to what it came from."""
     while error is not None:
         yield error

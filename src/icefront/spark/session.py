@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError, Py4JJavaError
 
 import icefront
-from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError
+from icefront.core.errors import ConfigError, ConnectionFailed, IcefrontError, Stopped
 from icefront.spark import jars
 from icefront.spark.java import require_java
 
@@ -174,10 +174,10 @@ def living(spark: SparkSession) -> Iterator[None]:
     """Say so when the JVM has ended: all that py4j knows of it is a refused connection, which PySpark may take for something else."""
     try:
         yield
-    except IcefrontError:
-        raise
     except Exception as error:
-        if not _is_unheard(error) or (code := _exit_code(spark)) is None:
+        # A job whose result could not be fetched is a stop by now.
+        told = isinstance(error, IcefrontError) and type(error) is not Stopped
+        if told or not _is_unheard(error) or (code := _exit_code(spark)) is None:
             raise
         raise ConnectionFailed(
             f"the JVM that Spark runs in has ended (exit {code})",
