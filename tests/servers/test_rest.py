@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import urllib.request
 import uuid
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -88,12 +90,19 @@ def test_nobody_else_can_take_the_port_while_the_server_is_down(tmp_path):
         assert server.config()
 
 
-def test_one_is_started_for_a_command_that_is_given_its_address_and_ends_with_its_exit_code():
-    asks = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/v1/config'); print(sys.argv[1]); sys.exit(7)"
+@pytest.mark.parametrize("code", [0, 7])
+def test_one_is_started_for_a_command_that_is_given_its_address_and_its_folder_stays_where_that_failed(tmp_path: Path, code: int):
+    asks = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/v1/config'); print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
     done = subprocess.run(
-        [sys.executable, "-m", module.__name__, sys.executable, "-c", asks, "URI"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", module.__name__, sys.executable, "-c", asks, "URI", str(code)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 7, done.stderr
-    assert done.stdout.startswith("http://127.0.0.1:")
+    assert done.returncode == code, done.stderr
+    stays = [str(folder) for folder in tmp_path.glob("icefront-rest-*") if folder.joinpath("catalog.db").exists()]
+    assert [folder for folder in stays if f"stay in {folder}" in done.stderr] == stays
+    assert len(stays) == (code != 0)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{done.stdout.strip()}/v1/config")
