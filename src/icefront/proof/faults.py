@@ -28,7 +28,7 @@ from icefront.core.timestamps import Timestamp
 from icefront.proof.checker import FOREIGN, FOREIGN_ROWS, Kind, Violation, files_of, staged_notes
 from icefront.proof.failpoints import FailpointError
 from icefront.proof.harness import FENCED, KILLED, PATIENCE, Driver, Unexpected, wait_until
-from icefront.proof.scene import Broken, Cut, Scene, said
+from icefront.proof.scene import EVERY_EPOCH, Broken, Cut, Scene, said
 from icefront.upkeep.expire import expire
 from icefront.upkeep.settle import settle
 
@@ -92,20 +92,7 @@ IN_CREATION = ("table.before", "table.after")
 IN_ALTERATION = ("schema.before", "schema.after", "partitioning.before", "partitioning.after")
 IN_RECOVERY = ("publish.before", "publish.before-commit", "publish.after", "note.before", "note.after")
 IN_UPKEEP = ("settle.before", "settle.before-commit", "settle.after", "compact.before", "compact.before-commit", "compact.after")
-ZOMBIE = (
-    "observe.after",
-    "write.before",
-    "write.after",
-    "stage.before",
-    "stage.after",
-    "publish.before",
-    "publish.before-commit",
-    "publish.after",
-    "note.before",
-    "note.after",
-    "release.before",
-    "release.after",
-)
+ZOMBIE = (*EVERY_EPOCH, "write.before", "release.after")
 
 
 def _at_one(scene: Scene, life: str, places: Sequence[str], strike: Callable[[str], bool]) -> bool:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME = "lake"
-STOPS = (
+EVERY_EPOCH = (
     "observe.after",
     "write.after",
     "stage.before",
@@ -59,7 +59,7 @@ STOPS = (
     "note.after",
     "release.before",
 )
-"""Where a run may be paused: it comes to each of them when there is something to publish."""
+"""Where a run may be paused at any time: it comes to each of them when there is something to publish."""
 _SETTLED = {"claim.after": "pause@1", "observe.before": "pause@1"}
 """Every run stops here first: right after its claim, and when it has recovered what was staged."""
 ONCE = ("claim", "table", "schema", "partitioning", "heartbeat", "release")
@@ -363,7 +363,7 @@ class Scene:
         self._owing = bool(self.rivals)  # they would take what comes now
         if not self._owing:
             self.grow()
-        places = self.rng.sample([place for place in STOPS if place not in armed], stops)
+        places = self.rng.sample([place for place in EVERY_EPOCH if place not in armed], stops)
         pauses = _SETTLED | {place: f"pause@{self.passing(place)}" for place in places}
         return self.start({**pauses, **armed}, *arguments)
 
